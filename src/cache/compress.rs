@@ -1,0 +1,214 @@
+//! One compaction of one layer: score, pick, gather in place.
+//!
+//! Heads are independent and run side by side. Nothing is allocated once the scratch has grown.
+
+use rayon::prelude::*;
+
+use super::budget::{Budget, survivors};
+use super::kv::{CacheShape, HeadSlots, KvElement, LayerCache, QueryWindow, Rotate, Staging};
+use super::policy::{HeadMemory, HeadView, Policy, Work};
+use super::redundancy::{UNKNOWN, remap};
+
+/// Working memory of compactions, reused by all sessions.
+#[derive(Default)]
+pub struct Scratch {
+    heads: Vec<HeadScratch>,
+    shared_scores: Vec<f32>,
+}
+
+/// What scoring sees of one head, in f32, a staged block included.
+#[derive(Default)]
+struct HeadScratch {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    queries: Vec<f32>,
+    positions: Vec<u32>,
+    importance: Vec<f32>,
+    matches: Vec<i32>,
+    scores: Vec<f32>,
+    kept: Vec<u32>,
+    n_below: Vec<u32>,
+    work: Work,
+}
+
+/// Brings a layer, with a staged block and its first position behind it if there is one, down to
+/// the budget. The layer's capacity must hold the slots that stay.
+#[allow(clippy::too_many_arguments)]
+pub fn compact_layer<E: KvElement>(
+    shape: &CacheShape,
+    budget: Budget,
+    policy: &dyn Policy,
+    layer_idx: usize,
+    layer: &mut LayerCache<E>,
+    staged: Option<(&Staging<E>, u32)>,
+    rope: &dyn Rotate,
+    scratch: &mut Scratch,
+) {
+    let Scratch { heads, shared_scores } = scratch;
+    heads.resize_with(heads.len().max(shape.n_kv_heads), HeadScratch::default);
+    let heads = &mut heads[..shape.n_kv_heads];
+    let n_live = layer.n_slots;
+    let (window, slots) = layer.window_and_heads(shape);
+
+    slots.zip_eq(heads.par_iter_mut()).enumerate().for_each(|(head_idx, (slots, head))| {
+        head.load(shape, &slots, n_live, policy.needs_values());
+        if let Some((staged, first_position)) = staged {
+            head.load_staged(shape, head_idx, staged, first_position, policy.needs_values());
+        }
+        head.load_queries(shape, head_idx, window, rope);
+        head.score(shape, policy, layer_idx, head_idx, &window.positions);
+    });
+
+    if policy.shares_survivors() {
+        mean_scores(heads, shared_scores);
+    }
+    let protection = policy.protection(budget.n_slots);
+    let (_, slots) = layer.window_and_heads(shape);
+    slots.zip_eq(heads.par_iter_mut()).enumerate().for_each(|(head_idx, (slots, head))| {
+        let scores = if policy.shares_survivors() { &*shared_scores } else { &head.scores };
+        survivors(scores, budget.n_slots, protection, &mut head.kept);
+        head.gather(shape, head_idx, slots, n_live, staged.map(|(staged, _)| staged));
+    });
+    layer.n_slots = heads.first().map_or(0, |head| head.kept.len());
+}
+
+impl HeadScratch {
+    fn load<E: KvElement>(
+        &mut self,
+        shape: &CacheShape,
+        slots: &HeadSlots<'_, E>,
+        n_live: usize,
+        needs_values: bool,
+    ) {
+        let size = n_live * shape.head_dim;
+        self.keys.resize(size, 0.0);
+        E::widen(&slots.keys[..size], &mut self.keys);
+        self.values.clear();
+        if needs_values {
+            self.values.resize(size, 0.0);
+            E::widen(&slots.values[..size], &mut self.values);
+        }
+        replace(&mut self.positions, &slots.positions[..n_live]);
+        replace(&mut self.importance, &slots.importance[..n_live]);
+        replace(&mut self.matches, &slots.matches[..n_live]);
+    }
+
+    fn load_staged<E: KvElement>(
+        &mut self,
+        shape: &CacheShape,
+        head_idx: usize,
+        staged: &Staging<E>,
+        first_position: u32,
+        needs_values: bool,
+    ) {
+        let (n_live, n_new) = (self.positions.len(), staged.n_tokens);
+        let tokens = head_idx * n_new..(head_idx + 1) * n_new;
+        let vectors = tokens.start * shape.head_dim..tokens.end * shape.head_dim;
+        let widen = |from: &[E], to: &mut Vec<f32>| {
+            to.resize((n_live + n_new) * shape.head_dim, 0.0);
+            E::widen(&from[vectors.clone()], &mut to[n_live * shape.head_dim..]);
+        };
+        widen(&staged.keys, &mut self.keys);
+        if needs_values {
+            widen(&staged.values, &mut self.values);
+        }
+        self.positions.extend(first_position..first_position + n_new as u32);
+        self.importance.extend_from_slice(&staged.importance[tokens]);
+        self.matches.resize(n_live + n_new, UNKNOWN);
+    }
+
+    /// Copies the queries of this head's group and rotates each to its own position.
+    fn load_queries(
+        &mut self,
+        shape: &CacheShape,
+        head_idx: usize,
+        window: &QueryWindow,
+        rope: &dyn Rotate,
+    ) {
+        let group = shape.n_groups * shape.head_dim;
+        self.queries.clear();
+        let tokens = window.queries.chunks_exact(shape.n_heads() * shape.head_dim);
+        for (token, &position) in tokens.zip(&window.positions) {
+            let start = self.queries.len();
+            self.queries.extend_from_slice(&token[head_idx * group..(head_idx + 1) * group]);
+            for query in self.queries[start..].chunks_exact_mut(shape.head_dim) {
+                rope.rotate(query, position);
+            }
+        }
+    }
+
+    fn score(
+        &mut self,
+        shape: &CacheShape,
+        policy: &dyn Policy,
+        layer_idx: usize,
+        head_idx: usize,
+        query_positions: &[u32],
+    ) {
+        let n_slots = self.positions.len();
+        self.scores.resize(n_slots, 0.0);
+        let view = HeadView {
+            keys: &self.keys,
+            values: &self.values,
+            queries: &self.queries,
+            query_positions,
+            positions: &self.positions,
+            n_slots,
+            n_groups: shape.n_groups,
+            head_dim: shape.head_dim,
+            n_queries: query_positions.len(),
+            layer_idx,
+            head_idx,
+        };
+        let memory = HeadMemory { importance: &mut self.importance, matches: &mut self.matches };
+        policy.score(&view, memory, &mut self.work, &mut self.scores);
+    }
+
+    /// Moves the survivors to the front. They ascend, so no slot is written before it is read.
+    fn gather<E: KvElement>(
+        &mut self,
+        shape: &CacheShape,
+        head_idx: usize,
+        slots: HeadSlots<'_, E>,
+        n_live: usize,
+        staged: Option<&Staging<E>>,
+    ) {
+        let dim = shape.head_dim;
+        let vector = |slot_idx: usize| slot_idx * dim..(slot_idx + 1) * dim;
+        remap(&mut self.matches, &self.kept, &mut self.n_below);
+        for (to, &from) in self.kept.iter().enumerate() {
+            let from = from as usize;
+            slots.positions[to] = self.positions[from];
+            slots.importance[to] = self.importance[from];
+            slots.matches[to] = self.matches[to];
+            match staged {
+                Some(staged) if from >= n_live => {
+                    let from = vector(head_idx * staged.n_tokens + from - n_live);
+                    slots.keys[vector(to)].copy_from_slice(&staged.keys[from.clone()]);
+                    slots.values[vector(to)].copy_from_slice(&staged.values[from]);
+                }
+                _ if from != to => {
+                    slots.keys.copy_within(vector(from), to * dim);
+                    slots.values.copy_within(vector(from), to * dim);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The mean over the heads of each slot's score.
+fn mean_scores(heads: &[HeadScratch], mean: &mut Vec<f32>) {
+    mean.clear();
+    for head in heads {
+        mean.resize(head.scores.len(), 0.0);
+        for (sum, score) in mean.iter_mut().zip(&head.scores) {
+            *sum += score / heads.len() as f32;
+        }
+    }
+}
+
+fn replace<T: Copy>(to: &mut Vec<T>, from: &[T]) {
+    to.clear();
+    to.extend_from_slice(from);
+}

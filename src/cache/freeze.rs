@@ -1,0 +1,515 @@
+//! A cache to bytes and back.
+//!
+//! A frozen cache is a short description and a list of chunks, each under a key that names what
+//! it holds: `kind << 56 | layer << 32 | part`, ascending in the list. Slots come in segments of
+//! a fixed number of slots, with all heads and all that is known of them, so a cache that has only
+//! grown since it was last frozen differs in its last segment of each layer and in what lies
+//! behind; a store need not write the others again. A segment holds, for each head in turn, keys
+//! `[n, D]`, values `[n, D]`, positions, importance and matches (`[n]` each); a window its
+//! positions, `[n]`, then its queries. All numbers are little-endian.
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::budget::Budget;
+use super::kv::{CacheShape, KvCache, KvElement, LayerCache};
+use super::policy::{Policy, WINDOW};
+use super::redundancy;
+
+/// Most bytes of a chunk (a single slot's, where these are more).
+pub const CHUNK_BYTES: usize = 64 * 1024;
+
+/// Version of the format; others are refused.
+pub const VERSION: u32 = 1;
+
+const SLOTS: u64 = 0;
+const QUERIES: u64 = 1;
+
+const _: () = assert!(cfg!(target_endian = "little"), "chunks are copied as they lie in memory");
+
+/// A cache as bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// What the chunks belong to, read before any of them.
+    pub meta: Vec<u8>,
+    /// Keys, ascending, and bytes.
+    pub chunks: Vec<(u64, Vec<u8>)>,
+}
+
+/// Why bytes did not become a cache. Nothing is lost by it: a cache can be computed again.
+#[derive(Debug, thiserror::Error)]
+pub enum ThawError {
+    #[error("frozen cache has format version {found}, this build reads {VERSION}")]
+    Version { found: u32 },
+    #[error("description of the frozen cache is damaged: {0}")]
+    Meta(#[from] postcard::Error),
+    #[error("description of the frozen cache has {0} bytes too many")]
+    TrailingMeta(usize),
+    #[error("frozen cache has {what} {found}, this session has {expected}")]
+    Mismatch { what: &'static str, found: String, expected: String },
+    #[error("frozen cache claims {kept} slots and {n_queries} queries of {logical} tokens")]
+    Counts { kept: u64, n_queries: u64, logical: u64 },
+    #[error("frozen cache has {found} chunks instead of {expected}")]
+    ChunkCount { found: usize, expected: usize },
+    #[error("frozen cache has chunk {found:#x} where {expected:#x} belongs")]
+    ChunkKey { found: u64, expected: u64 },
+    #[error("chunk {key:#x} of the frozen cache has {found} bytes instead of {expected}")]
+    ChunkLength { key: u64, found: usize, expected: usize },
+    #[error("{what} of layer {layer_idx} of the frozen cache make no sense")]
+    Content { what: &'static str, layer_idx: usize },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Meta {
+    shape: CacheShape,
+    element: String,
+    budget: Budget,
+    policy: String,
+    policy_version: u32,
+    logical: u64,
+    kept: u64,
+    n_compactions: u64,
+    n_queries: u64,
+}
+
+/// A chunk's key and length, and the slots or bytes of its layer that it holds.
+struct Part {
+    key: u64,
+    n_bytes: usize,
+    layer_idx: usize,
+    range: std::ops::Range<usize>,
+}
+
+impl<E: KvElement> KvCache<E> {
+    /// The cache as bytes. To be called between steps, when all layers have the same tokens.
+    pub fn freeze(&self) -> Frozen {
+        let n_queries = self.layers.first().map_or(0, |layer| layer.window.positions.len());
+        let meta = Meta {
+            shape: self.shape,
+            element: E::NAME.to_owned(),
+            budget: self.budget,
+            policy: self.policy.name().to_owned(),
+            policy_version: self.policy.version(),
+            logical: self.logical as u64,
+            kept: self.kept() as u64,
+            n_compactions: self.n_compactions,
+            n_queries: n_queries as u64,
+        };
+        let meta = postcard::to_stdvec(&(VERSION, meta))
+            .expect("a struct of numbers and short strings serialises");
+
+        let slots = slot_parts::<E>(&self.shape, self.kept()).map(|part| {
+            let mut bytes = Vec::with_capacity(part.n_bytes);
+            self.layers[part.layer_idx].write_slots(&self.shape, part.range, &mut bytes);
+            (part.key, bytes)
+        });
+        let queries = query_parts(&self.shape, n_queries).map(|part| {
+            let window = &self.layers[part.layer_idx].window;
+            let positions: &[u8] = bytemuck::cast_slice(&window.positions);
+            let queries: &[u8] = bytemuck::cast_slice(&window.queries);
+            let all = positions.iter().chain(queries);
+            (part.key, all.skip(part.range.start).take(part.range.len()).copied().collect())
+        });
+        Frozen { meta, chunks: slots.chain(queries).collect() }
+    }
+
+    /// The cache that was frozen, if it fits this model, budget and policy.
+    ///
+    /// # Errors
+    /// Says what differs, or what is damaged. Nothing is allocated on the word of a length that
+    /// the bytes at hand do not bear out.
+    pub fn thaw(
+        frozen: &Frozen,
+        shape: CacheShape,
+        budget: Budget,
+        policy: Arc<dyn Policy>,
+    ) -> Result<Self, ThawError> {
+        let (found, rest) = postcard::take_from_bytes::<u32>(&frozen.meta)?;
+        if found != VERSION {
+            return Err(ThawError::Version { found });
+        }
+        let (meta, rest) = postcard::take_from_bytes::<Meta>(rest)?;
+        if !rest.is_empty() {
+            return Err(ThawError::TrailingMeta(rest.len()));
+        }
+        same("shape", meta.shape, shape)?;
+        same("element type", meta.element.as_str(), E::NAME)?;
+        same("budget", meta.budget, budget)?;
+        same("policy", meta.policy.as_str(), policy.name())?;
+        same("policy version", meta.policy_version, policy.version())?;
+        let mut cache = Self::new(shape, budget, policy);
+        let limit = cache.limit();
+        let Meta { kept, n_queries, logical, n_compactions, .. } = meta;
+        let may_be_fewer = cache.policy.evicts();
+        if logical > u64::from(u32::MAX)
+            || kept > logical
+            || kept > limit as u64
+            || (kept < logical && !may_be_fewer)
+            || n_queries > logical.min(WINDOW as u64)
+        {
+            return Err(ThawError::Counts { kept, n_queries, logical });
+        }
+        let (kept, n_queries, logical) = (kept as usize, n_queries as usize, logical as usize);
+        let chunks = in_order::<E>(&frozen.chunks, &shape, kept, n_queries)?;
+
+        cache.logical = logical;
+        cache.n_compactions = n_compactions;
+        for layer in &mut cache.layers {
+            layer.reserve(&shape, kept, limit);
+            layer.n_slots = kept;
+        }
+        let mut chunks = chunks.into_iter();
+        for (part, bytes) in slot_parts::<E>(&shape, kept).zip(&mut chunks) {
+            cache.layers[part.layer_idx].read_slots(&shape, part.range, bytes);
+        }
+        let mut windows = vec![Vec::new(); shape.n_layers];
+        for (part, bytes) in query_parts(&shape, n_queries).zip(chunks) {
+            windows[part.layer_idx].extend_from_slice(bytes);
+        }
+        let n_numbers = n_queries * shape.n_heads() * shape.head_dim;
+        for (layer_idx, (layer, window)) in cache.layers.iter_mut().zip(windows).enumerate() {
+            let mut window = window.as_slice();
+            layer.window.positions.resize(n_queries, 0);
+            layer.window.queries.resize(n_numbers, 0.0);
+            read(&mut window, &mut layer.window.positions);
+            read(&mut window, &mut layer.window.queries);
+            layer.check(&shape, logical).map_err(|what| ThawError::Content { what, layer_idx })?;
+        }
+        Ok(cache)
+    }
+}
+
+impl<E: KvElement> LayerCache<E> {
+    fn write_slots(&self, shape: &CacheShape, slots: std::ops::Range<usize>, to: &mut Vec<u8>) {
+        let dim = shape.head_dim;
+        for head_idx in 0..shape.n_kv_heads {
+            let first = head_idx * self.capacity;
+            let range = first + slots.start..first + slots.end;
+            let vectors = range.start * dim..range.end * dim;
+            to.extend_from_slice(bytemuck::cast_slice(&self.keys[vectors.clone()]));
+            to.extend_from_slice(bytemuck::cast_slice(&self.values[vectors]));
+            to.extend_from_slice(bytemuck::cast_slice(&self.positions[range.clone()]));
+            to.extend_from_slice(bytemuck::cast_slice(&self.importance[range.clone()]));
+            to.extend_from_slice(bytemuck::cast_slice(&self.matches[range]));
+        }
+    }
+
+    /// Reads what [`Self::write_slots`] has written; the length has been checked.
+    fn read_slots(&mut self, shape: &CacheShape, slots: std::ops::Range<usize>, from: &[u8]) {
+        let dim = shape.head_dim;
+        let mut from = from;
+        for head_idx in 0..shape.n_kv_heads {
+            let first = head_idx * self.capacity;
+            let range = first + slots.start..first + slots.end;
+            let vectors = range.start * dim..range.end * dim;
+            read(&mut from, &mut self.keys[vectors.clone()]);
+            read(&mut from, &mut self.values[vectors]);
+            read(&mut from, &mut self.positions[range.clone()]);
+            read(&mut from, &mut self.importance[range.clone()]);
+            read(&mut from, &mut self.matches[range]);
+        }
+    }
+
+    /// Says what cannot be in a layer, if anything.
+    fn check(&self, shape: &CacheShape, logical: usize) -> Result<(), &'static str> {
+        if !ascends_below(&self.window.positions, logical) {
+            return Err("query positions");
+        }
+        for head_idx in 0..shape.n_kv_heads {
+            let first = head_idx * self.capacity;
+            let range = first..first + self.n_slots;
+            if !ascends_below(&self.positions[range.clone()], logical) {
+                return Err("positions");
+            }
+            if self.importance[range.clone()].iter().any(|x| x.is_nan()) {
+                return Err("importances");
+            }
+            let mut matches = self.matches[range].iter().enumerate();
+            if !matches.all(|(i, &code)| redundancy::is_valid(code, i, self.n_slots)) {
+                return Err("matches");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How the slots of all layers are cut into chunks.
+fn slot_parts<E: KvElement>(shape: &CacheShape, n_slots: usize) -> impl Iterator<Item = Part> {
+    let slot_bytes = shape.layer_slot_bytes::<E>();
+    let per_chunk = (CHUNK_BYTES / slot_bytes.max(1)).max(1);
+    parts(SLOTS, shape.n_layers, n_slots, per_chunk, slot_bytes)
+}
+
+/// How the query windows of all layers are cut into chunks.
+fn query_parts(shape: &CacheShape, n_queries: usize) -> impl Iterator<Item = Part> {
+    let row = size_of::<u32>() + shape.n_heads() * shape.head_dim * size_of::<f32>();
+    parts(QUERIES, shape.n_layers, n_queries * row, CHUNK_BYTES, 1)
+}
+
+fn parts(
+    kind: u64,
+    n_layers: usize,
+    n_units: usize,
+    per_chunk: usize,
+    unit_bytes: usize,
+) -> impl Iterator<Item = Part> {
+    let layers = 0..n_layers;
+    layers.flat_map(move |layer_idx| {
+        (0..n_units.div_ceil(per_chunk)).map(move |part_idx| {
+            let range = part_idx * per_chunk..n_units.min((part_idx + 1) * per_chunk);
+            let key = kind << 56 | (layer_idx as u64) << 32 | part_idx as u64;
+            Part { key, n_bytes: range.len() * unit_bytes, layer_idx, range }
+        })
+    })
+}
+
+/// The chunks sorted by key, once each is known to be there and to be as long as it must be.
+fn in_order<'a, E: KvElement>(
+    chunks: &'a [(u64, Vec<u8>)],
+    shape: &CacheShape,
+    n_slots: usize,
+    n_queries: usize,
+) -> Result<Vec<&'a [u8]>, ThawError> {
+    let expected = || slot_parts::<E>(shape, n_slots).chain(query_parts(shape, n_queries));
+    let mut sorted: Vec<_> = chunks.iter().collect();
+    sorted.sort_by_key(|(key, _)| *key);
+    for (part, (key, bytes)) in expected().zip(&sorted) {
+        if part.key != *key {
+            return Err(ThawError::ChunkKey { found: *key, expected: part.key });
+        }
+        if part.n_bytes != bytes.len() {
+            let (found, expected) = (bytes.len(), part.n_bytes);
+            return Err(ThawError::ChunkLength { key: *key, found, expected });
+        }
+    }
+    // Counted one further than there are chunks at most, whatever the description claims.
+    let n_expected = expected().take(chunks.len() + 1).count();
+    if n_expected != chunks.len() {
+        return Err(ThawError::ChunkCount { found: chunks.len(), expected: n_expected });
+    }
+    Ok(sorted.into_iter().map(|(_, bytes)| bytes.as_slice()).collect())
+}
+
+fn read<T: Pod>(from: &mut &[u8], to: &mut [T]) {
+    let (head, rest) = from.split_at(size_of_val(to));
+    bytemuck::cast_slice_mut(to).copy_from_slice(head);
+    *from = rest;
+}
+
+fn ascends_below(positions: &[u32], end: usize) -> bool {
+    positions.is_sorted_by(|a, b| a < b)
+        && positions.last().is_none_or(|&last| (last as usize) < end)
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(
+    what: &'static str,
+    found: T,
+    expected: T,
+) -> Result<(), ThawError> {
+    if found == expected {
+        return Ok(());
+    }
+    let (found, expected) = (format!("{found:?}"), format!("{expected:?}"));
+    Err(ThawError::Mismatch { what, found, expected })
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cache::compress::Scratch;
+    use crate::cache::kv::Rotate;
+    use crate::cache::policy::by_name;
+
+    const SHAPE: CacheShape = CacheShape { n_layers: 2, n_kv_heads: 2, n_groups: 3, head_dim: 32 };
+    const BUDGET: Budget = Budget { n_slots: 300, n_buffer: 60 };
+
+    struct Still;
+
+    impl Rotate for Still {
+        fn rotate(&self, _head: &mut [f32], _position: u32) {}
+    }
+
+    /// Decodes made tokens, the same for the same positions.
+    fn decode(cache: &mut KvCache<f16>, n_tokens: usize) {
+        let mut scratch = Scratch::default();
+        for _ in 0..n_tokens {
+            if cache.is_full() {
+                cache.compact(&Still, &mut scratch);
+            }
+            let position = cache.logical();
+            let made = |n: usize| -> Vec<f32> {
+                (0..n).map(|i| ((position * 31 + i * 7) as f32 * 0.37).sin()).collect()
+            };
+            for layer_idx in 0..SHAPE.n_layers {
+                let queries = made(SHAPE.n_heads() * SHAPE.head_dim);
+                cache.layer_mut(layer_idx).observe(&queries, 1, position as u32);
+                let key = made(SHAPE.n_kv_heads * SHAPE.head_dim);
+                cache.push(layer_idx, &key, &key);
+            }
+            cache.advance(1);
+        }
+    }
+
+    fn cache_of(n_tokens: usize, policy: &str) -> KvCache<f16> {
+        let mut cache = KvCache::new(SHAPE, BUDGET, by_name(policy).unwrap());
+        decode(&mut cache, n_tokens);
+        cache
+    }
+
+    fn thaw(frozen: &Frozen, policy: &str) -> Result<KvCache<f16>, ThawError> {
+        KvCache::thaw(frozen, SHAPE, BUDGET, by_name(policy).unwrap())
+    }
+
+    /// A description with every number in the caller's hands.
+    fn meta(logical: u64, kept: u64, n_queries: u64) -> Vec<u8> {
+        let meta = Meta {
+            shape: SHAPE,
+            element: "f16".to_owned(),
+            budget: BUDGET,
+            policy: "rkv".to_owned(),
+            policy_version: 1,
+            logical,
+            kept,
+            n_compactions: 0,
+            n_queries,
+        };
+        postcard::to_stdvec(&(VERSION, meta)).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_thawed_cache_goes_on_as_the_frozen_one_would_have(
+            n_before in 0usize..700,
+            n_after in 0usize..150,
+            policy in prop::sample::select(vec!["full", "rkv", "gkv", "streaming"]),
+        ) {
+            let mut cache = cache_of(n_before, policy);
+            let frozen = cache.freeze();
+            prop_assert!(frozen.chunks.iter().all(|(_, bytes)| bytes.len() <= CHUNK_BYTES));
+            prop_assert!(frozen.chunks.is_sorted_by(|(a, _), (b, _)| a < b));
+            let mut thawed = thaw(&frozen, policy).unwrap();
+            prop_assert_eq!(thawed.freeze(), frozen);
+            decode(&mut cache, n_after);
+            decode(&mut thawed, n_after);
+            prop_assert_eq!(thawed.freeze(), cache.freeze());
+        }
+
+        #[test]
+        fn damage_is_an_error_or_another_sound_cache_but_never_a_panic(
+            n_tokens in 0usize..500,
+            blow in (0usize..6, any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()),
+        ) {
+            let (kind, chunk, byte, value) = blow;
+            let mut frozen = cache_of(n_tokens, "rkv").freeze();
+            let spoil = |bytes: &mut Vec<u8>| match kind {
+                0 if !bytes.is_empty() => {
+                    let i = byte.index(bytes.len());
+                    bytes[i] = value;
+                }
+                1 => bytes.truncate(byte.index(bytes.len() + 1)),
+                _ => bytes.push(value),
+            };
+            let n_chunks = frozen.chunks.len();
+            match kind {
+                0..3 if n_chunks > 0 && chunk.index(n_chunks + 1) < n_chunks => {
+                    spoil(&mut frozen.chunks[chunk.index(n_chunks + 1)].1);
+                }
+                0..3 => spoil(&mut frozen.meta),
+                3 if n_chunks > 0 => drop(frozen.chunks.remove(chunk.index(n_chunks))),
+                4 if n_chunks > 0 => frozen.chunks[chunk.index(n_chunks)].0 ^= 1 << (value % 64),
+                _ => frozen.chunks.push((u64::from(value), vec![value])),
+            }
+            if let Ok(mut cache) = thaw(&frozen, "rkv") {
+                for layer in cache.layers() {
+                    for head_idx in 0..SHAPE.n_kv_heads {
+                        prop_assert!(layer.positions(head_idx).is_sorted_by(|a, b| a < b));
+                    }
+                }
+                decode(&mut cache, 130);
+            }
+        }
+    }
+
+    #[test]
+    fn growth_changes_the_last_segment_of_each_layer_and_nothing_before_it() {
+        let mut cache = cache_of(250, "rkv");
+        let before = cache.freeze();
+        decode(&mut cache, 100);
+        let after = cache.freeze();
+        let per_chunk = CHUNK_BYTES / SHAPE.layer_slot_bytes::<f16>();
+        let whole_segments = 250 / per_chunk;
+        assert!(whole_segments > 0);
+        for layer_idx in 0..SHAPE.n_layers as u64 {
+            for part_idx in 0..whole_segments as u64 {
+                let of = |frozen: &Frozen| {
+                    let key = layer_idx << 32 | part_idx;
+                    frozen.chunks.iter().find(|(found, _)| *found == key).unwrap().1.clone()
+                };
+                assert_eq!(of(&before), of(&after));
+            }
+        }
+    }
+
+    #[test]
+    fn another_session_or_version_is_refused_by_name() {
+        let frozen = cache_of(20, "rkv").freeze();
+        let shape = CacheShape { n_layers: 3, ..SHAPE };
+        let rkv = || by_name("rkv").unwrap();
+        let error = |result: Result<KvCache<f16>, ThawError>| result.err().unwrap().to_string();
+        let found = error(KvCache::thaw(&frozen, shape, BUDGET, rkv()));
+        assert!(found.contains("frozen cache has shape"), "{found}");
+        let budget = Budget { n_slots: 301, ..BUDGET };
+        let found = error(KvCache::thaw(&frozen, SHAPE, budget, rkv()));
+        assert!(found.contains("frozen cache has budget"), "{found}");
+        assert_eq!(
+            error(thaw(&frozen, "gkv")),
+            r#"frozen cache has policy "rkv", this session has "gkv""#
+        );
+        let found = KvCache::<f32>::thaw(&frozen, SHAPE, BUDGET, rkv()).err().unwrap().to_string();
+        assert_eq!(found, r#"frozen cache has element type "f16", this session has "f32""#);
+        let newer = Frozen { meta: vec![2, 9, 9], chunks: Vec::new() };
+        assert!(matches!(thaw(&newer, "rkv"), Err(ThawError::Version { found: 2 })));
+    }
+
+    #[test]
+    fn counts_that_lie_are_refused_before_anything_is_allocated() {
+        let refused = |logical, kept, n_queries| {
+            let frozen = Frozen { meta: meta(logical, kept, n_queries), chunks: Vec::new() };
+            thaw(&frozen, "rkv").err().unwrap()
+        };
+        assert!(matches!(refused(u64::MAX, 1, 0), ThawError::Counts { .. }));
+        assert!(matches!(refused(1 << 32, u64::MAX, 0), ThawError::Counts { .. }));
+        assert!(matches!(refused(1000, 361, 8), ThawError::Counts { .. }));
+        assert!(matches!(refused(5, 6, 0), ThawError::Counts { .. }));
+        assert!(matches!(refused(500, 100, 9), ThawError::Counts { .. }));
+        assert!(matches!(refused(500, 100, u64::MAX), ThawError::Counts { .. }));
+        assert!(matches!(refused(500, 300, 8), ThawError::ChunkCount { found: 0, .. }));
+        let frozen = Frozen { meta: meta(u64::from(u32::MAX), 300, 8), chunks: Vec::new() };
+        assert!(matches!(thaw(&frozen, "full"), Err(ThawError::Mismatch { .. })));
+    }
+
+    #[test]
+    fn positions_that_do_not_ascend_and_matches_out_of_range_are_refused() {
+        let frozen = cache_of(40, "rkv").freeze();
+        let vectors = 2 * 40 * SHAPE.head_dim * size_of::<f16>();
+        let spoiled = |at: usize, word: u32| {
+            let mut frozen = frozen.clone();
+            frozen.chunks[0].1[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            thaw(&frozen, "rkv").err().map(|error| error.to_string())
+        };
+        let said = |what| Some(format!("{what} of layer 0 of the frozen cache make no sense"));
+        assert_eq!(spoiled(vectors + 4, 0), said("positions"));
+        assert_eq!(spoiled(vectors + 39 * 4, 40), said("positions"));
+        assert_eq!(spoiled(vectors + 40 * 4, f32::NAN.to_bits()), said("importances"));
+        assert_eq!(spoiled(vectors + 80 * 4, 40), said("matches"));
+        assert_eq!(spoiled(vectors + 80 * 4, 0), said("matches"));
+        assert_eq!(spoiled(vectors + 80 * 4, 1), None);
+    }
+}

@@ -1,0 +1,11 @@
+//! The command line: one file a subcommand.
+
+pub mod chat;
+pub mod demo;
+pub mod doctor;
+pub mod local;
+pub mod model;
+pub mod replay;
+pub mod serve;
+pub mod sessions;
+pub mod status;

@@ -1,0 +1,3 @@
+//! Reading trajectories.
+
+pub mod formats;

@@ -1,0 +1,174 @@
+//! Eight lanes of numbers: what the kernels ask of a machine, and who answers.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod portable;
+
+use half::{bf16, f16};
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+pub use portable::Portable;
+
+/// Lanes of a vector of floats.
+pub const LANES: usize = 8;
+
+/// An instruction set. A value of the type is the proof that the machine has it.
+pub trait Simd: Copy {
+    /// Eight `f32`.
+    type Floats: Copy;
+    /// Thirty-two bytes.
+    type Bytes: Copy;
+
+    fn splat(self, value: f32) -> Self::Floats;
+    fn load(self, from: &[f32; 8]) -> Self::Floats;
+    fn store(self, value: Self::Floats, to: &mut [f32; 8]);
+    fn widen_f16(self, from: &[f16; 8]) -> Self::Floats;
+    fn widen_bf16(self, from: &[bf16; 8]) -> Self::Floats;
+    fn widen_i8(self, from: &[i8; 8]) -> Self::Floats;
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`; whether the product is rounded is up to the machine.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// The sum of each vector's lanes.
+    fn sums(self, vectors: [Self::Floats; 4]) -> [f32; 4];
+
+    fn load_bytes(self, from: &[u8; 32]) -> Self::Bytes;
+    fn store_bytes(self, value: Self::Bytes, to: &mut [u8; 32]);
+    /// The bits of each byte that `mask` names, after a shift to the right by `shift` bits
+    /// (to the left where it is negative). No bit of the mask may come from a neighbour.
+    fn bits(self, bytes: Self::Bytes, shift: i32, mask: u8) -> Self::Bytes;
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Eight dot products of sixteen columns: lane `r` is the sum over `j` and `c` of
+    /// `weights[j][4 * r + c] * x[4 * j + c]`. Weights are unsigned and below `2^bits`, or signed
+    /// where `bits` is 8, a constant; `x` is never -128.
+    fn dot(self, bits: usize, weights: [Self::Bytes; 4], x: &[i8; 16]) -> Self::Floats;
+}
+
+/// A loop written for any instruction set. `run` and all it calls must be `#[inline(always)]`,
+/// or it is compiled for the wrong one.
+pub trait Kernel {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs a kernel with the best instructions of this machine.
+#[inline]
+pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(avx2) = Avx2::detect() {
+        return avx2.run(kernel);
+    }
+    kernel.run(Portable)
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Numbers = [[f32; 8]; 4];
+
+    /// Every operation on floats, one result a row.
+    struct Floats(Numbers, [f16; 8], [bf16; 8], [i8; 8]);
+
+    impl Kernel for Floats {
+        type Output = Vec<[f32; 8]>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Vec<[f32; 8]> {
+            let Self([a, b, c, d], half, brain, bytes) = self;
+            let [va, vb, vc, vd] = [simd.load(&a), simd.load(&b), simd.load(&c), simd.load(&d)];
+            let mut rows = Vec::new();
+            for value in [
+                va,
+                simd.splat(a[3]),
+                simd.mul(va, vb),
+                simd.mul_add(va, vb, vc),
+                simd.widen_f16(&half),
+                simd.widen_bf16(&brain),
+                simd.widen_i8(&bytes),
+            ] {
+                let mut row = [0.0; 8];
+                simd.store(value, &mut row);
+                rows.push(row);
+            }
+            let mut row = [0.0; 8];
+            row[..4].copy_from_slice(&simd.sums([va, vb, vc, vd]));
+            rows.push(row);
+            rows
+        }
+    }
+
+    /// Every operation on bytes.
+    struct Bytes([[u8; 32]; 4], [i8; 16]);
+
+    impl Kernel for Bytes {
+        type Output = (Vec<[u8; 32]>, Vec<[f32; 8]>);
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Self::Output {
+            let [a, b, c, d] = self.0;
+            let mut bytes = Vec::new();
+            for (shift, mask) in [(-4, 16), (-1, 16), (-4, 48), (0, 15), (2, 48), (4, 15), (3, 16)]
+            {
+                let value =
+                    simd.or(simd.load_bytes(&a), simd.bits(simd.load_bytes(&b), shift, mask));
+                let mut row = [0; 32];
+                simd.store_bytes(value, &mut row);
+                bytes.push(row);
+            }
+            let mut dots = Vec::new();
+            for (n_bits, mask) in [(4, 15), (5, 31), (6, 63), (8, 255)] {
+                let weights = [
+                    simd.bits(simd.load_bytes(&a), 0, mask),
+                    simd.bits(simd.load_bytes(&b), 0, mask),
+                    simd.bits(simd.load_bytes(&c), 0, mask),
+                    simd.bits(simd.load_bytes(&d), 0, mask),
+                ];
+                let mut row = [0.0; 8];
+                simd.store(simd.dot(n_bits, weights, &self.1), &mut row);
+                dots.push(row);
+            }
+            (bytes, dots)
+        }
+    }
+
+    fn bytes() -> impl Strategy<Value = [u8; 32]> {
+        // The ends of the range, where 16-bit sums would overflow first, are drawn often.
+        prop::array::uniform32(prop_oneof![any::<u8>(), Just(255), Just(128), Just(127)])
+    }
+
+    proptest! {
+        #[test]
+        fn avx2_agrees_with_portable_on_bytes_exactly(
+            weights in [bytes(), bytes(), bytes(), bytes()],
+            x in prop::array::uniform16(prop_oneof![-127i8..=127, Just(127), Just(-127)]),
+        ) {
+            if let Some(avx2) = Avx2::detect() {
+                let portable = Bytes(weights, x).run(Portable);
+                prop_assert_eq!(avx2.run(Bytes(weights, x)), portable);
+            }
+        }
+
+        #[test]
+        fn avx2_agrees_with_portable_on_floats_within_rounding(
+            numbers in prop::array::uniform4(prop::array::uniform8(-1f32..1.0)),
+            bits in prop::array::uniform8(any::<u16>()),
+            small: [i8; 8],
+        ) {
+            let half = bits.map(f16::from_bits);
+            let brain = bits.map(bf16::from_bits);
+            if let Some(avx2) = Avx2::detect() {
+                let portable = Floats(numbers, half, brain, small).run(Portable);
+                let found = avx2.run(Floats(numbers, half, brain, small));
+                for (found, expected) in found.iter().flatten().zip(portable.iter().flatten()) {
+                    let both_nan = found.is_nan() && expected.is_nan();
+                    let is_same = found == expected || both_nan;
+                    let is_close = (found - expected).abs() <= 1e-6;
+                    prop_assert!(is_same || is_close, "{found} for {expected}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Attar runs reasoning models for coding agents under a fixed KV-cache budget.
+//!
+//! Modules are listed in the order in which a message passes through them.
+
+pub mod config;
+pub mod trajectory;
+pub mod wire;
+pub mod session;
+pub mod ingest;
+pub mod engine;
+pub mod model;
+pub mod kernel;
+pub mod cache;
+pub mod store;

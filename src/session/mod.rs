@@ -1,0 +1,16 @@
+//! One agent's session: its text, its turns, and its way through the engine.
+
+pub mod chat;
+pub mod conversation;
+pub mod detokenize;
+pub mod error;
+pub mod generation;
+pub mod live;
+pub mod models;
+pub mod record;
+pub mod registry;
+pub mod think;
+pub mod turn;
+
+pub use error::SessionError;
+pub use registry::Sessions;

@@ -1,0 +1,105 @@
+//! `session/open`
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Daemon, params, tokens};
+use crate::session::registry::{Open, Opened};
+use crate::trajectory::Message;
+use crate::wire::Call;
+use crate::wire::rpc::RpcError;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    session: Option<String>,
+    model: Option<String>,
+    #[serde(default)]
+    messages: Vec<Message>,
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    cache: CacheParams,
+    #[serde(default)]
+    condense: Condense,
+    #[serde(default)]
+    rebuild: bool,
+}
+
+/// Cache options as clients give them; what is left out keeps its default.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CacheParams {
+    pub(super) policy: Option<String>,
+    pub(super) budget: Option<usize>,
+    pub(super) buffer: Option<usize>,
+    #[serde(default)]
+    endless: bool,
+}
+
+impl CacheParams {
+    /// Refuses what this build lacks.
+    pub(super) fn check(&self) -> Result<(), RpcError> {
+        if self.endless {
+            return Err(RpcError::invalid_params("`cache.endless` is not in this build"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether tool output is folded when it comes in. This build reads it as it is.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Condense {
+    On,
+    #[default]
+    Off,
+}
+
+impl Condense {
+    /// Refuses what this build lacks.
+    pub(super) fn check(self) -> Result<(), RpcError> {
+        match self {
+            Self::Off => Ok(()),
+            Self::On => Err(RpcError::invalid_params("`condense: \"on\"` is not in this build")),
+        }
+    }
+}
+
+pub(super) async fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
+    let params: Params = params(call)?;
+    params.cache.check()?;
+    params.condense.check()?;
+    let opened = daemon
+        .sessions
+        .open(Open {
+            session: params.session,
+            model: params.model,
+            tools: params.tools,
+            policy: params.cache.policy,
+            budget: params.cache.budget,
+            buffer: params.cache.buffer,
+            rebuild: params.rebuild,
+            messages: params.messages,
+        })
+        .await?;
+    Ok(describe(opened))
+}
+
+/// An opened session as clients see it.
+pub(super) fn describe(opened: Opened) -> Value {
+    let mut result = json!({
+        "session": opened.session,
+        "resumed": opened.resumed,
+        "rebuilt": opened.rebuilt,
+        "turns": opened.turns,
+        "tokens": tokens(&opened.stats),
+    });
+    if let Some(partial) = opened.partial {
+        result["partial"] = json!({
+            "messages": partial.messages,
+            "text": partial.text,
+            "tokens": partial.tokens.len(),
+        });
+    }
+    result
+}
