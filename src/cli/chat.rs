@@ -1,6 +1,6 @@
 //! `attar chat`: an interactive session with the daemon.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -52,15 +52,12 @@ pub struct ChatCommand {
 
 impl ChatCommand {
     pub fn run(self) -> anyhow::Result<()> {
-        if self.model.is_none() {
-            local::ensure_model(attar::model::registry::DEFAULT_MODEL)?;
-        }
         local::block_on(self.chat())
     }
 
     async fn chat(self) -> anyhow::Result<()> {
         let path = self.socket.clone().unwrap_or_else(socket::default_path);
-        let mut client = connect_or_start(&path).await?;
+        let mut client = connect_or_start(&path, self.model.as_deref()).await?;
         client
             .call(
                 "initialize",
@@ -127,7 +124,7 @@ async fn read_line() -> anyhow::Result<Option<String>> {
 /// Streams one answer; Ctrl-C ends it early and keeps what is there.
 async fn answer(client: &mut Client, request: Value) -> anyhow::Result<Value> {
     let id = client.send("session/generate", request).await?;
-    let is_terminal = std::io::stdout().is_terminal();
+    let is_terminal = stdout().is_terminal();
     loop {
         let received = tokio::select! {
             received = client.receive() => received?,
@@ -138,7 +135,7 @@ async fn answer(client: &mut Client, request: Value) -> anyhow::Result<Value> {
         };
         match received {
             Received::Notification { method, params } if method == "session/delta" => {
-                print_delta(&params, is_terminal);
+                print_delta(&params, is_terminal)?;
             }
             Received::Notification { .. } => {}
             Received::Answer { id: answered, outcome } if answered == id => return Ok(outcome?),
@@ -147,18 +144,17 @@ async fn answer(client: &mut Client, request: Value) -> anyhow::Result<Value> {
     }
 }
 
-fn print_delta(delta: &Value, is_terminal: bool) {
+fn print_delta(delta: &Value, is_terminal: bool) -> io::Result<()> {
     let text = delta["text"].as_str().unwrap_or_default();
     match delta["kind"].as_str() {
-        Some("reasoning") if is_terminal => print!("\x1b[2m{text}\x1b[0m"),
+        Some("reasoning") if is_terminal => write!(stdout(), "\x1b[2m{text}\x1b[0m")?,
         Some("tool_call") => {
             let name = delta["name"].as_str().unwrap_or_default();
-            print!("{name}{}", delta["arguments"].as_str().unwrap_or_default());
+            write!(stdout(), "{name}{}", delta["arguments"].as_str().unwrap_or_default())?;
         }
-        _ => print!("{text}"),
+        _ => write!(stdout(), "{text}")?,
     }
-    // A closed terminal shows at the next line that is read.
-    let _ = std::io::stdout().flush();
+    stdout().flush()
 }
 
 fn status_line(result: &Value) -> String {
@@ -174,15 +170,19 @@ fn status_line(result: &Value) -> String {
 }
 
 /// A connection to the daemon on `path`, which is started first where there is none.
-async fn connect_or_start(path: &Path) -> anyhow::Result<Client> {
+async fn connect_or_start(path: &Path, model: Option<&str>) -> anyhow::Result<Client> {
     if let Ok(client) = Client::connect(path).await {
         return Ok(client);
     }
+    let model = model.unwrap_or(attar::model::registry::DEFAULT_MODEL);
+    local::ensure_model(model)?;
     let program = std::env::current_exe().context("cannot find the attar program")?;
     let mut daemon = Command::new(program)
         .arg("serve")
         .arg("--socket")
         .arg(path)
+        .arg("--model")
+        .arg(model)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -1,6 +1,6 @@
 //! `attar demo`: the main job in one command.
 
-use std::io::Write;
+use std::io::{Write, stdout};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -64,16 +64,17 @@ async fn demo(
     }
     let n_tokens = whole.n_tokens() + whole.n_open_tokens()?;
     let budget = asked_budget.unwrap_or((n_tokens / 4).max(BUDGET_MIN));
-    println!(
+    writeln!(
+        stdout(),
         "{} messages of an agent's run, {n_tokens} tokens; the cache keeps at most {budget} slots a head",
         trajectory.messages.len()
-    );
+    )?;
     let open = Open { tools: Some(tools), budget: Some(budget), ..Open::default() };
     let session = sessions.open(open).await?.session;
     let mut messages = trajectory.messages;
     let question = messages.pop().context("the demo's trajectory is empty")?;
     read(sessions, &session, messages, n_tokens).await?;
-    println!("\n> {}\n", question.content);
+    writeln!(stdout(), "\n> {}\n", question.content)?;
     let options = Options {
         max_tokens: ANSWER_TOKENS,
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
@@ -87,13 +88,13 @@ async fn demo(
         seen += parts.len();
         for part in parts {
             match part {
-                Part::Reasoning(text) | Part::Content(text) => print!("{text}"),
+                Part::Reasoning(text) | Part::Content(text) => write!(stdout(), "{text}")?,
                 Part::ToolCall { name, arguments, .. } => {
-                    print!("{name}{arguments}");
+                    write!(stdout(), "{name}{arguments}")?;
                 }
             }
         }
-        std::io::stdout().flush()?;
+        stdout().flush()?;
         if let Some(outcome) = outcome {
             break outcome;
         }
@@ -145,9 +146,9 @@ async fn table(
         ("KV bytes now", format!("{} ({saved:.0} % less)", local::human(stats.bytes as u64))),
         ("time", format!("{:.1} s", started.elapsed().as_secs_f64())),
     ];
-    println!("\n");
+    writeln!(stdout(), "\n")?;
     for (name, value) in rows {
-        println!("{name:<22} {value}");
+        writeln!(stdout(), "{name:<22} {value}")?;
     }
     Ok(())
 }

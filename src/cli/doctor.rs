@@ -1,5 +1,6 @@
 //! `attar doctor`: what could keep Attar from working here, and what to do.
 
+use std::io::{Write, stdout};
 use std::path::PathBuf;
 
 use attar::config::{self, Settings};
@@ -63,11 +64,11 @@ impl DoctorCommand {
                 .iter()
                 .map(|f| json!({"what": f.what, "ok": f.is_well, "seen": f.seen}))
                 .collect();
-            println!("{all}");
+            writeln!(stdout(), "{all}")?;
         } else {
             for finding in &findings {
                 let mark = if finding.is_well { "ok  " } else { "BAD " };
-                println!("{mark} {:<8} {}", finding.what, finding.seen);
+                writeln!(stdout(), "{mark} {:<8} {}", finding.what, finding.seen)?;
             }
         }
         let n_bad = findings.iter().filter(|finding| !finding.is_well).count();

@@ -1,7 +1,7 @@
 //! `attar model`: the models that are known, getting them, and what is in them.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Write, stdout};
 use std::path::Path;
 
 use anyhow::Context;
@@ -70,9 +70,9 @@ impl ModelCommand {
             Action::List { json } => list(json)?,
             Action::Pull { name } => {
                 let file = pull(&by_name(&name)?, &models_dir()?, &PullOptions::default())?;
-                println!("{}", file.display());
+                writeln!(stdout(), "{}", file.display())?;
             }
-            Action::Path { name } => println!("{}", resolve(&name)?.display()),
+            Action::Path { name } => writeln!(stdout(), "{}", resolve(&name)?.display())?,
             Action::Info { name, json } => info(&name, json)?,
         }
         Ok(())
@@ -105,16 +105,16 @@ fn list(json: bool) -> anyhow::Result<()> {
                 "default": model.name == DEFAULT_MODEL,
             })
         };
-        println!("{}", serde_json::Value::from_iter(models.iter().map(row)));
+        writeln!(stdout(), "{}", serde_json::Value::from_iter(models.iter().map(row)))?;
         return Ok(());
     }
     let width = models.iter().map(|model| model.name.len()).max().unwrap_or(0);
     for model in &models {
         let mark = if is_here(model) { '*' } else { ' ' };
         let size = size(model).map_or_else(|| "?".to_owned(), |n| format!("{} MiB", n >> 20));
-        println!("{mark} {:width$}  {size:>9}  {}", model.name, model.about);
+        writeln!(stdout(), "{mark} {:width$}  {size:>9}  {}", model.name, model.about)?;
     }
-    println!("* is in {}; get others with `attar model pull NAME`", folder.display());
+    writeln!(stdout(), "* is in {}; get others with `attar model pull NAME`", folder.display())?;
     Ok(())
 }
 
@@ -141,19 +141,19 @@ fn info(name: &str, json: bool) -> anyhow::Result<()> {
         Err(error) => return Err(error.into()),
     }
     if json {
-        println!("{}", serde_json::Value::Object(facts));
+        writeln!(stdout(), "{}", serde_json::Value::Object(facts))?;
         return Ok(());
     }
     for (key, value) in facts {
         match value {
-            serde_json::Value::Null => println!("{key:12} -"),
-            serde_json::Value::String(text) => println!("{key:12} {text}"),
+            serde_json::Value::Null => writeln!(stdout(), "{key:12} -")?,
+            serde_json::Value::String(text) => writeln!(stdout(), "{key:12} {text}")?,
             serde_json::Value::Array(items) => {
                 for item in items.iter().filter_map(serde_json::Value::as_str) {
-                    println!("{key:12} {item}");
+                    writeln!(stdout(), "{key:12} {item}")?;
                 }
             }
-            other => println!("{key:12} {other}"),
+            other => writeln!(stdout(), "{key:12} {other}")?,
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! `attar replay`: a recorded trajectory, turn by turn, through a session of its own.
 
+use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,10 +57,18 @@ impl ReplayCommand {
         let tools = trajectory.tools.take();
         let opened = sessions.open(Open { tools, ..Open::default() }).await?;
         if !self.json {
-            println!(
+            writeln!(
+                stdout(),
                 "{:>5} {:<10} {:>8} {:>6} {:>8} {:>11} {:>9} {:>8}",
-                "turn", "role", "logical", "kept", "evicted", "compactions", "KV", "ms"
-            );
+                "turn",
+                "role",
+                "logical",
+                "kept",
+                "evicted",
+                "compactions",
+                "KV",
+                "ms"
+            )?;
         }
         let n_turns = self.until_turn.unwrap_or(usize::MAX);
         for (turn, message) in trajectory.messages.into_iter().enumerate().take(n_turns) {
@@ -80,15 +89,16 @@ impl ReplayCommand {
                     "bytes": stats.bytes,
                     "ms": ms,
                 });
-                println!("{line}");
+                writeln!(stdout(), "{line}")?;
             } else {
-                println!(
+                writeln!(
+                    stdout(),
                     "{turn:>5} {role:<10} {:>8} {:>6} {evicted:>8} {:>11} {:>9} {ms:>8}",
                     stats.logical,
                     stats.kept,
                     stats.compactions,
                     local::human(stats.bytes as u64),
-                );
+                )?;
             }
         }
         Ok(())

@@ -50,8 +50,12 @@ impl ServeCommand {
 
     async fn serve(self, config: Config) -> anyhow::Result<()> {
         let shutdown = CancellationToken::new();
-        let (listeners, token) = self.listen(&config).await?;
+        let listeners = self.listen().await?;
         let store = Store::open(&config.data_dir, config.store_limit)?;
+        let token = match &self.tcp {
+            Some(_) => Some(Token::load_or_create(&config.data_dir)?),
+            None => None,
+        };
         for path in store.set_aside() {
             tracing::warn!(path = %path.display(), "a damaged database was set aside; text is kept");
         }
@@ -81,9 +85,9 @@ impl ServeCommand {
         served.context("the daemon's listener failed")
     }
 
-    async fn listen(&self, config: &Config) -> anyhow::Result<(Vec<Listener>, Option<Token>)> {
+    async fn listen(&self) -> anyhow::Result<Vec<Listener>> {
         if self.stdio {
-            return Ok((vec![Listener::Stdio], None));
+            return Ok(vec![Listener::Stdio]);
         }
         let socket = match &self.socket {
             Some(path) => Socket::bind(path).await?,
@@ -91,14 +95,14 @@ impl ServeCommand {
         };
         tracing::info!(socket = %socket.path().display(), "listening");
         let mut listeners = vec![Listener::Unix(socket)];
-        let Some(addr) = &self.tcp else { return Ok((listeners, None)) };
+        let Some(addr) = &self.tcp else { return Ok(listeners) };
         let listener = socket::bind_tcp(addr).await?;
         match listener.local_addr() {
             Ok(addr) => tracing::info!(%addr, "listening"),
             Err(error) => bail!("the TCP listener has no address: {error}"),
         }
         listeners.push(Listener::Tcp(listener));
-        Ok((listeners, Some(Token::load_or_create(&config.data_dir)?)))
+        Ok(listeners)
     }
 }
 

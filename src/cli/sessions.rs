@@ -1,6 +1,7 @@
 //! `attar sessions`: what is stored. Asks the daemon where one runs, else reads the store itself.
 
 use std::fs::File;
+use std::io::{self, Write, stdout};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -62,7 +63,7 @@ impl SessionsCommand {
             Action::Import { file, session } => {
                 let mut source =
                     File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
-                println!("{}", open()?.import(&mut source, session.as_deref())?);
+                writeln!(stdout(), "{}", open()?.import(&mut source, session.as_deref())?)?;
                 Ok(())
             }
             action => {
@@ -73,9 +74,9 @@ impl SessionsCommand {
                 };
                 let result = local::block_on(self.ask(method, params, open))?;
                 if self.json {
-                    println!("{result}")
+                    writeln!(stdout(), "{result}")?;
                 } else {
-                    print(method, &result)
+                    print(method, &result)?;
                 }
                 Ok(())
             }
@@ -120,34 +121,38 @@ fn export(store: &Store, session: &str, file: &Path) -> anyhow::Result<()> {
     Ok(written?)
 }
 
-fn print(method: &str, result: &Value) {
+fn print(method: &str, result: &Value) -> io::Result<()> {
     match method {
         "session/show" => {
             for message in result["history"].as_array().into_iter().flatten() {
-                println!("--- {}", message["role"].as_str().unwrap_or("?"));
-                println!("{}", message["content"].as_str().unwrap_or_default());
+                writeln!(stdout(), "--- {}", message["role"].as_str().unwrap_or("?"))?;
+                writeln!(stdout(), "{}", message["content"].as_str().unwrap_or_default())?;
                 for call in message["tool_calls"].as_array().into_iter().flatten() {
                     let function = &call["function"];
-                    println!("-> {} {}", function["name"], function["arguments"]);
+                    writeln!(stdout(), "-> {} {}", function["name"], function["arguments"])?;
                 }
             }
         }
-        "session/delete" => println!("deleted {}", result["session"].as_str().unwrap_or("?")),
+        "session/delete" => {
+            writeln!(stdout(), "deleted {}", result["session"].as_str().unwrap_or("?"))?;
+        }
         _ => {
             let sessions = result["sessions"].as_array().cloned().unwrap_or_default();
             if sessions.is_empty() {
-                println!("no sessions are stored");
+                writeln!(stdout(), "no sessions are stored")?;
             }
             for session in sessions {
-                println!(
+                writeln!(
+                    stdout(),
                     "{:<32} {:>5} messages {:>7} tokens  {}  {}",
                     session["session"].as_str().unwrap_or("?"),
                     session["messages"],
                     session["tokens"],
                     session["model"].as_str().unwrap_or("?"),
                     if session["open"] == true { "open" } else { "" },
-                );
+                )?;
             }
         }
     }
+    Ok(())
 }

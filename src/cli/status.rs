@@ -1,5 +1,6 @@
 //! `attar status`: asks the running daemon.
 
+use std::io::{self, Write, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -26,16 +27,16 @@ impl StatusCommand {
             let mut client = local::connect(self.socket.as_deref()).await?;
             let status = client.call("daemon/status", json!({})).await?;
             if self.json {
-                println!("{status}");
+                writeln!(stdout(), "{status}")?;
             } else {
-                print(&status);
+                print(&status)?;
             }
             Ok(())
         })
     }
 }
 
-fn print(status: &Value) {
+fn print(status: &Value) -> io::Result<()> {
     let bytes = |value: &Value| local::human(value.as_u64().unwrap_or(0));
     let loaded: Vec<_> = status["models"]
         .as_array()
@@ -44,14 +45,22 @@ fn print(status: &Value) {
         .filter_map(|m| m["model"].as_str())
         .collect();
     let loaded = if loaded.is_empty() { "none yet".to_owned() } else { loaded.join(", ") };
-    println!("attar {} (process {})", status["version"].as_str().unwrap_or("?"), status["pid"]);
-    println!("up          {} s", status["uptime_ms"].as_u64().unwrap_or(0) / 1_000);
-    println!("models      {loaded}");
-    println!(
+    writeln!(
+        stdout(),
+        "attar {} (process {})",
+        status["version"].as_str().unwrap_or("?"),
+        status["pid"]
+    )?;
+    writeln!(stdout(), "up          {} s", status["uptime_ms"].as_u64().unwrap_or(0) / 1_000)?;
+    writeln!(stdout(), "models      {loaded}")?;
+    writeln!(
+        stdout(),
         "sessions    {} open, {} generating",
-        status["sessions"]["open"], status["sessions"]["generating"]
-    );
+        status["sessions"]["open"],
+        status["sessions"]["generating"]
+    )?;
     let memory = &status["kv_memory"];
-    println!("KV memory   {} of {}", bytes(&memory["used"]), bytes(&memory["limit"]));
-    println!("store       {} on disk", bytes(&status["store"]["bytes"]));
+    writeln!(stdout(), "KV memory   {} of {}", bytes(&memory["used"]), bytes(&memory["limit"]))?;
+    writeln!(stdout(), "store       {} on disk", bytes(&status["store"]["bytes"]))?;
+    Ok(())
 }

@@ -52,19 +52,22 @@ impl Loop {
 
     /// Works until the last [`super::Engine`] is gone or one says stop.
     pub(super) fn run(mut self) {
-        loop {
+        'work: loop {
+            self.finish_cancelled();
             if !self.sequences.values().any(|s| s.can_read() || s.can_decode()) {
                 if self.refuse_a_starved() {
                     continue;
                 }
                 match self.inbox.blocking_recv() {
-                    Some(Command::Stop) | None => break,
+                    Some(Command::Stop) | None => break 'work,
                     Some(command) => self.handle(command),
                 }
             }
             loop {
                 match self.inbox.try_recv() {
-                    Ok(Command::Stop) | Err(mpsc::error::TryRecvError::Disconnected) => return,
+                    Ok(Command::Stop) | Err(mpsc::error::TryRecvError::Disconnected) => {
+                        break 'work;
+                    }
                     Ok(command) => self.handle(command),
                     Err(mpsc::error::TryRecvError::Empty) => break,
                 }
@@ -163,6 +166,11 @@ impl Loop {
     /// Takes memory, parking idle sequences, least recently used first, until it is there. A
     /// parked sequence is stored by its owner, who hands it over again when it is wanted.
     fn make_room(&mut self, asking: SequenceId, bytes: usize) -> bool {
+        let held = self.sequences.get(&asking).map_or(0, |s| s.charged);
+        if held + bytes > self.memory.limit() {
+            // Nobody's parking would help.
+            return false;
+        }
         while !self.memory.take(bytes) {
             let idle = self
                 .sequences
@@ -245,9 +253,6 @@ impl Loop {
         let next = in_turn.clone().find(|(id, _)| *id > self.last_read).or_else(|| in_turn.next());
         let Some(&(id, _)) = next else { return };
         self.last_read = id;
-        if self.is_cancelled(id) {
-            return self.finish(id, FinishReason::Cancelled);
-        }
         if !self.charge(id, BLOCK) {
             return;
         }
@@ -307,8 +312,13 @@ impl Loop {
         }
     }
 
-    fn is_cancelled(&self, id: SequenceId) -> bool {
-        matches!(self.sequences.get(&id).map(|s| &s.job), Some(Job::Generating(g)) if g.is_cancelled())
+    /// Ends the generations that nobody wants any more, those that wait for memory too.
+    fn finish_cancelled(&mut self) {
+        let is_cancelled = |s: &Sequence| matches!(&s.job, Job::Generating(g) if g.is_cancelled());
+        let cancelled = self.sequences.iter().filter(|(_, s)| is_cancelled(s));
+        for id in cancelled.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.finish(id, FinishReason::Cancelled);
+        }
     }
 
     /// One decode step for every sequence that generates and has read its prompt.
@@ -318,9 +328,7 @@ impl Loop {
             self.sequences.iter().filter(|(_, s)| s.can_decode()).map(|(id, _)| *id).collect();
         let mut batch = Vec::with_capacity(waiting.len());
         for id in waiting {
-            if self.is_cancelled(id) {
-                self.finish(id, FinishReason::Cancelled);
-            } else if self.sequences[&id].cache.logical() == context {
+            if self.sequences[&id].cache.logical() == context {
                 self.finish(id, FinishReason::Length);
             } else if self.charge(id, 1) {
                 batch.push(id);

@@ -41,8 +41,8 @@ pub enum SessionError {
     ShuttingDown,
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    #[error(transparent)]
-    Model(#[from] ModelError),
+    #[error("the model `{name}` cannot be loaded: {source}")]
+    Model { name: String, source: ModelError },
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]

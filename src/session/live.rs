@@ -11,7 +11,8 @@ use super::record::{self, CacheOptions, Header};
 use crate::cache::freeze::Frozen;
 use crate::cache::{Budget, KvCache, KvElement, policy};
 use crate::engine::{CacheStats, Engine, EngineError, Feed, SequenceId};
-use crate::store::{Image, ImageError, Store, Turn};
+use crate::store::{Image, Store, Turn};
+use crate::trajectory::Message;
 
 /// Bytes of the stream's hash in front of a frozen cache's own meta data.
 const HASH_LEN: usize = 32;
@@ -24,6 +25,8 @@ pub struct Session {
     pub sequence: SequenceId,
     /// Runs that the engine has been given; none while it does not hold the session.
     handed: Option<usize>,
+    /// A write failed in such a way that the store no longer has what this session has.
+    is_stale: bool,
     pub(super) store: Store,
 }
 
@@ -44,11 +47,16 @@ impl Session {
         sequence: SequenceId,
         store: Store,
     ) -> Self {
-        Self { id, header, conversation, sequence, handed: None, store }
+        Self { id, header, conversation, sequence, handed: None, is_stale: false, store }
     }
 
     pub fn model(&self) -> &Arc<Model> {
         self.conversation.model()
+    }
+
+    /// Whether the session must be opened anew from what is stored.
+    pub fn is_stale(&self) -> bool {
+        self.is_stale
     }
 
     pub fn engine(&self) -> Engine {
@@ -76,7 +84,7 @@ impl Session {
         Ok(KvCache::new(self.model().decoder.shape(), budget, policy::by_name(&options.policy)?))
     }
 
-    /// Reads the stored cache.
+    /// Reads the stored cache. One that cannot be read costs time, never the session.
     pub async fn thaw(&self) -> Result<Thawed, SessionError> {
         let empty = self.empty_cache()?;
         let fingerprint = self.cache_fingerprint();
@@ -85,8 +93,7 @@ impl Session {
             let image = match store.image(&id) {
                 Ok(Some(image)) => image,
                 Ok(None) => return Ok(Err(None)),
-                Err(ImageError::Damaged { what }) => return Ok(Err(Some(what))),
-                Err(ImageError::Store(error)) => return Err(error.into()),
+                Err(error) => return Ok(Err(Some(error.to_string()))),
             };
             if image.fingerprint != fingerprint {
                 return Ok(Err(Some("made with other settings or another version".to_owned())));
@@ -105,7 +112,10 @@ impl Session {
         })
         .await?;
         Ok(match thawed {
-            Ok((hash, cache)) if hash == self.conversation.stream_hash(cache.logical()) => {
+            Ok((hash, cache))
+                if cache.logical() <= self.conversation.n_tokens()
+                    && hash == self.conversation.stream_hash(cache.logical()) =>
+            {
                 Thawed::Cache(Box::new(cache))
             }
             Ok(_) => Thawed::Damaged("it was made from other tokens".to_owned()),
@@ -114,12 +124,13 @@ impl Session {
         })
     }
 
-    /// Gives the engine the session's cache, as stored or empty, with all tokens that follow it.
-    /// Tells whether a stored cache could not be used.
-    pub async fn hand_over(&mut self) -> Result<(Feed, bool), SessionError> {
-        let (cache, is_damaged) = match self.thaw().await? {
+    /// The session's cache, as stored or empty, with all tokens that follow it.
+    /// Tells whether what a cache once held must be read again.
+    async fn whole_feed(&mut self) -> Result<(Feed, bool), SessionError> {
+        let (cache, is_rebuilt) = match self.thaw().await? {
             Thawed::Cache(cache) => (cache, false),
-            Thawed::None => (Box::new(self.empty_cache()?), false),
+            // A turn that was answered had a cache: it was dropped for space, or is lost.
+            Thawed::None => (Box::new(self.empty_cache()?), self.conversation.turns() > 0),
             Thawed::Damaged(what) => {
                 tracing::warn!(session = self.id, what, "the stored cache is read again from text");
                 (Box::new(self.empty_cache()?), true)
@@ -127,12 +138,12 @@ impl Session {
         };
         let runs = self.conversation.runs_after(cache.logical());
         self.handed = Some(self.conversation.runs_since(0).1);
-        Ok((Feed { id: self.sequence, cache: Some(cache), runs }, is_damaged))
+        Ok((Feed { id: self.sequence, cache: Some(cache), runs }, is_rebuilt))
     }
 
     /// The tokens that the engine has not been given; the whole session where it holds nothing.
     pub async fn feed(&mut self) -> Result<Feed, SessionError> {
-        let Some(handed) = self.handed else { return Ok(self.hand_over().await?.0) };
+        let Some(handed) = self.handed else { return Ok(self.whole_feed().await?.0) };
         let (runs, now) = self.conversation.runs_since(handed);
         let runs = runs.to_vec();
         self.handed = Some(now);
@@ -144,35 +155,58 @@ impl Session {
         self.handed = None;
     }
 
+    /// The engine has written the answer's tokens into the cache itself: only what closes the
+    /// message is left to hand over.
+    pub fn close_turn(&mut self, tokens: Vec<u32>, message: Message) -> Result<(), SessionError> {
+        self.conversation.close_turn(tokens, message)?;
+        self.handed = self.handed.map(|n_runs| n_runs + 1);
+        Ok(())
+    }
+
     /// Lets the engine read what it may read before a generation; `wait` until it has.
     pub async fn read(&mut self, wait: bool) -> Result<CacheStats, SessionError> {
         let engine = self.engine();
         let feed = self.feed().await?;
-        match engine.read(feed, wait).await {
-            Err(EngineError::NotResident) => {
-                self.handed = None;
-                let feed = self.feed().await?;
-                Ok(engine.read(feed, wait).await?)
-            }
-            Err(error) => {
-                self.handed = None;
-                Err(error.into())
-            }
-            Ok(stats) => Ok(stats),
+        let mut read = engine.read(feed, wait).await;
+        if matches!(read, Err(EngineError::NotResident)) {
+            self.handed = None;
+            let feed = self.feed().await?;
+            read = engine.read(feed, wait).await;
         }
+        if read.is_err() {
+            self.handed = None;
+        }
+        Ok(read?)
     }
 
-    /// Gives a feed to the engine; reading goes on in the background. A session that finds no
-    /// memory now is handed over again when it is wanted.
-    pub async fn start_reading(&mut self, feed: Feed) -> Result<CacheStats, SessionError> {
-        match self.engine().read(feed, false).await {
-            Ok(stats) => Ok(stats),
-            Err(EngineError::KvMemory { .. }) => {
-                self.handed = None;
-                Ok(self.stats().await)
-            }
-            Err(error) => Err(error.into()),
+    /// Gives the engine all of the session, as after opening it. Tells whether a stored cache
+    /// could not be used.
+    pub async fn hand_over(&mut self) -> Result<bool, SessionError> {
+        let (feed, is_rebuilt) = self.whole_feed().await?;
+        if let Err(error) = self.engine().read(feed, false).await {
+            self.put_off(&error.into());
         }
+        Ok(is_rebuilt)
+    }
+
+    /// Lets the engine read in the background what it may read before a generation, with
+    /// `n_open` tokens that it may not. No error: the session is stored already.
+    pub async fn read_ahead(&mut self, n_open: usize) -> CacheStats {
+        let mut stats = match self.read(false).await {
+            Ok(stats) => stats,
+            Err(error) => {
+                self.put_off(&error);
+                self.stats().await
+            }
+        };
+        stats.pending += n_open;
+        stats
+    }
+
+    /// What cannot be read now is handed over again when it is wanted, which tells why not.
+    fn put_off(&mut self, error: &SessionError) {
+        self.handed = None;
+        tracing::debug!(session = self.id, %error, "reading is put off");
     }
 
     /// Stores all messages anew, as they are now.
@@ -187,17 +221,45 @@ impl Session {
     /// Keeps the cache under other options from now on.
     pub async fn configure(&mut self, options: CacheOptions) -> Result<(), SessionError> {
         // The cache as it stands is brought under the new options; tokens are not read again.
-        self.read(true).await?;
         let budget = Budget { n_slots: options.budget, n_buffer: options.buffer };
         let policy = policy::by_name(&options.policy)?;
-        let frozen = self.engine().configure(self.sequence, budget, policy).await?;
+        let frozen = loop {
+            match self.read(true).await {
+                Ok(_) => {}
+                // Under the new options it may fit, so it is read again under those.
+                Err(SessionError::Engine(EngineError::KvMemory { .. })) => break None,
+                Err(error) => return Err(error),
+            }
+            match self.engine().configure(self.sequence, budget, Arc::clone(&policy)).await {
+                // Parked in between, for another session.
+                Err(EngineError::NotResident) => self.handed = None,
+                configured => break Some(configured?),
+            }
+        };
         let before = std::mem::replace(&mut self.header.cache, options);
         let mark = self.conversation.mark();
-        let stored = self.commit(Some(frozen), mark).await;
+        let stored = self.commit(frozen, mark).await;
         if stored.is_err() {
             self.header.cache = before;
         }
         stored
+    }
+
+    /// Token positions that one head of one layer holds, once all that can be read is read; and
+    /// the cache in numbers.
+    pub async fn kept(
+        &mut self,
+        layer_idx: usize,
+        head_idx: usize,
+    ) -> Result<(Vec<u32>, CacheStats), SessionError> {
+        loop {
+            let stats = self.read(true).await?;
+            match self.engine().positions(self.sequence, layer_idx, head_idx).await {
+                // Parked in between, for another session.
+                Err(EngineError::NotResident) => self.handed = None,
+                positions => return Ok((positions?, stats)),
+            }
+        }
     }
 
     /// The engine forgets the session.
@@ -228,6 +290,9 @@ impl Session {
             Err(error) => {
                 self.conversation.rewind(mark);
                 self.leave_engine().await;
+                let (store, id) = (self.store.clone(), self.id.clone());
+                let stored = blocking(move || Ok(store.stats(&id)?.n_entries)).await;
+                self.is_stale = stored.ok() != Some(self.header.n_entries);
                 Err(error)
             }
         }
@@ -237,16 +302,14 @@ impl Session {
         let stored = self.header.n_entries as usize;
         let entries = self.conversation.entries();
         let mut header = self.header.clone();
-        header.updated_ms = record::now_ms();
+        // Checkpoints are told apart by it, so no two commits have the same.
+        header.updated_ms = record::now_ms().max(header.updated_ms + 1);
         header.n_entries = entries.len() as u64;
         header.turns = self.conversation.turns();
         header.tokens = self.conversation.n_tokens() as u64;
         let new: Vec<_> =
             entries[stored..].iter().map(record::to_bytes).collect::<Result<_, _>>()?;
-        let image = match frozen {
-            Some((frozen, logical)) => Some(self.image(frozen, logical)),
-            None => None,
-        };
+        let image = frozen.map(|(frozen, logical)| self.image(frozen, logical));
         let (store, id, bytes) = (self.store.clone(), self.id.clone(), record::to_bytes(&header)?);
         blocking(move || {
             let turn = Turn {
@@ -270,12 +333,25 @@ impl Session {
 
     /// Stores the cache as it stands in the engine, if it stands there.
     pub async fn save_cache(&mut self) -> Result<(), SessionError> {
-        let mark = self.conversation.mark();
+        match self.frozen().await? {
+            Some(frozen) => self.commit(Some(frozen), self.conversation.mark()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Stores the session as it is now, with a date of its own.
+    pub async fn touch(&mut self) -> Result<(), SessionError> {
+        let frozen = self.frozen().await?;
+        self.commit(frozen, self.conversation.mark()).await
+    }
+
+    async fn frozen(&self) -> Result<Option<(Frozen, usize)>, SessionError> {
+        if self.handed.is_none() {
+            return Ok(None);
+        }
         match self.engine().freeze(self.sequence).await {
-            Ok((frozen, stats)) if self.handed.is_some() => {
-                self.commit(Some((frozen, stats.logical)), mark).await
-            }
-            Ok(_) | Err(EngineError::NotResident) => Ok(()),
+            Ok((frozen, stats)) => Ok(Some((frozen, stats.logical))),
+            Err(EngineError::NotResident) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

@@ -31,7 +31,9 @@ impl Model {
     fn load(name: &str, memory: Arc<KvMemory>) -> Result<Self, SessionError> {
         let path = registry::resolve(name)?;
         let started = std::time::Instant::now();
-        let decoder = Arc::new(Decoder::load(&path, &mut |_, _| {})?);
+        let decoder = Decoder::load(&path, &mut |_, _| {})
+            .map_err(|source| SessionError::Model { name: name.to_owned(), source })?;
+        let decoder = Arc::new(decoder);
         let tokenizer = Arc::new(Tokenizer::load(&path)?);
         let chat = Chat::of(&tokenizer)?;
         let mut identity = blake3::Hasher::new();

@@ -1,28 +1,28 @@
 //! All sessions: which are open, which are stored, and who may touch one now.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 use serde_json::Value;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::OwnedMutexGuard;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::conversation::Conversation;
 use super::error::SessionError;
-use super::generation::{Outcome, Stream};
+use super::generation::Stream;
 use super::live::{Session, blocking};
-use super::models::Models;
+use super::models::{Model, Models};
 use super::record::{self, CacheOptions, Entry, Header, Partial};
-use super::turn::{self, Guard, Options, check_messages};
+use super::slots::{Guard, Place, Slot, Slots, Started};
+use super::turn::{self, Options, check_messages};
 use crate::engine::{CacheStats, SequenceId};
 use crate::store::Store;
 use crate::trajectory::Message;
 
 /// Between a session's id and a checkpoint's in the stored name of a checkpoint.
-const CHECKPOINT: &str = ":checkpoint:";
+pub(super) const CHECKPOINT: &str = ":checkpoint:";
 
 /// What a client says when it opens a session.
 #[derive(Clone, Debug, Default)]
@@ -70,35 +70,12 @@ pub struct Shown {
     pub cached: Option<CacheStats>,
 }
 
-/// A generation that has begun.
-#[derive(Clone)]
-pub struct Started {
-    pub stream: Arc<Stream>,
-    pub cancel: CancellationToken,
-}
-
-/// An open session's place.
-struct Slot {
-    session: Arc<AsyncMutex<Session>>,
-    /// The generation that runs, or the last one.
-    generation: Mutex<Option<Started>>,
-    is_generating: AtomicBool,
-}
-
-impl Slot {
-    fn generation(&self) -> MutexGuard<'_, Option<Started>> {
-        // Replaced as a whole, so a panic elsewhere cannot have left it half-written.
-        self.generation.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// All sessions of a daemon.
 pub struct Sessions {
     models: Arc<Models>,
     store: Store,
     defaults: CacheOptions,
-    /// Locked while a session is opened, so that nobody opens it a second time.
-    slots: AsyncMutex<HashMap<String, Arc<Slot>>>,
+    pub(super) slots: Slots,
     next_sequence: AtomicU64,
     generations: TaskTracker,
     shutdown: CancellationToken,
@@ -110,7 +87,7 @@ impl Sessions {
             models,
             store,
             defaults,
-            slots: AsyncMutex::default(),
+            slots: Slots::default(),
             next_sequence: AtomicU64::new(1),
             generations: TaskTracker::new(),
             shutdown: CancellationToken::new(),
@@ -138,42 +115,57 @@ impl Sessions {
                 "session id `{id}` contains `{CHECKPOINT}`, which names checkpoints"
             )));
         }
-        let mut slots = self.slots.lock().await;
-        let mut opened = match slots.get(&id) {
-            Some(slot) => self.describe_open(slot, &request).await?,
-            None => {
-                let (session, opened) = self.load(&id, &request).await?;
-                let slot = Slot {
-                    session: Arc::new(AsyncMutex::new(session)),
-                    generation: Mutex::new(None),
-                    is_generating: AtomicBool::new(false),
-                };
-                slots.insert(id.clone(), Arc::new(slot));
-                opened
-            }
-        };
-        drop(slots);
-        if !request.messages.is_empty() {
+        let mut place = self.slots.hold(&id).await?;
+        let opened = self.open_in(&mut place, &id, &request).await;
+        self.slots.settle(&id, place);
+        let mut opened = opened?;
+        if opened.resumed && !request.messages.is_empty() {
             opened.stats = self.append(&id, request.messages).await?.1;
         }
         Ok(opened)
     }
 
-    async fn describe_open(&self, slot: &Slot, request: &Open) -> Result<Opened, SessionError> {
-        let session = self.lock(slot, request.session.as_deref().unwrap_or_default()).await?;
-        check_same(&session.header, &session.id, request)?;
-        Ok(Opened {
-            session: session.id.clone(),
-            resumed: true,
-            rebuilt: false,
-            partial: None,
-            turns: session.conversation.turns(),
-            stats: session.stats().await,
-        })
+    async fn open_in(
+        &self,
+        place: &mut Place,
+        id: &str,
+        request: &Open,
+    ) -> Result<Opened, SessionError> {
+        if request.rebuild
+            && let Some(session) = place.session.as_mut()
+        {
+            // What is asked may differ from what is open, so it comes from the store again.
+            session.save_cache().await?;
+            session.leave_engine().await;
+            *place.session = None;
+        }
+        if let Some(session) = place.session.as_ref() {
+            let header = &session.header;
+            if let Some(name) = request.model.as_ref().filter(|name| **name != header.model) {
+                check_model(header, id, &*self.models.get(name).await?)?;
+            }
+            check_tools(header, id, request)?;
+            check_cache(header, id, request)?;
+            return Ok(Opened {
+                session: id.to_owned(),
+                resumed: true,
+                rebuilt: false,
+                partial: None,
+                turns: session.conversation.turns(),
+                stats: session.stats().await,
+            });
+        }
+        let (session, opened) = self.load(id, request).await?;
+        *place.session = Some(session);
+        Ok(opened)
     }
 
     /// Makes a session, from the store where it is there.
-    async fn load(&self, id: &str, request: &Open) -> Result<(Session, Opened), SessionError> {
+    pub(super) async fn load(
+        &self,
+        id: &str,
+        request: &Open,
+    ) -> Result<(Session, Opened), SessionError> {
         match self.stored(id).await? {
             None => self.create(id, request).await,
             Some((header, entries)) => self.resume(id, request, header, entries).await,
@@ -209,18 +201,18 @@ impl Sessions {
         let tools = request.tools.clone().unwrap_or_default();
         let header = Header::new(&model.name, &model.fingerprint, tools.clone(), cache);
         let conversation = Conversation::new(model, tools);
-        let mut session = self.session(id, header, conversation);
-        let mark = session.conversation.mark();
-        session.commit(None, mark).await?;
+        let session = Box::new(self.session(id, header, conversation));
+        let (mut session, taken) = turn::append(session, request.messages.clone()).await?;
+        let stats = session.read_ahead(taken.n_open).await;
         let opened = Opened {
             session: id.to_owned(),
             resumed: false,
             rebuilt: false,
             partial: None,
             turns: 0,
-            stats: CacheStats::default(),
+            stats,
         };
-        Ok((session, opened))
+        Ok((*session, opened))
     }
 
     async fn resume(
@@ -230,39 +222,37 @@ impl Sessions {
         mut header: Header,
         mut entries: Vec<Entry>,
     ) -> Result<(Session, Opened), SessionError> {
-        check_same(&header, id, request)?;
+        check_cache(&header, id, request)?;
         let name = request.model.as_deref().unwrap_or(&header.model);
         let model = self.models.get(name).await?;
         let is_other = model.fingerprint != header.fingerprint;
-        if is_other && !request.rebuild {
-            return Err(SessionError::ModelMismatch {
-                session: id.to_owned(),
-                stored: header.model,
-                asked: format!("the `{}` that is there now", model.name),
-            });
+        let has_other_tools = request.tools.as_ref().is_some_and(|tools| *tools != header.tools);
+        if !request.rebuild {
+            check_model(&header, id, &model)?;
+            check_tools(&header, id, request)?;
         }
-        if let Some(tools) = request.tools.clone().filter(|_| request.rebuild) {
+        if let Some(tools) = request.tools.clone() {
             header.tools = tools;
         }
+        header.model.clone_from(&model.name);
         if is_other {
             // Another tokenizer's ids mean nothing here: what was generated is read as text.
             entries.iter_mut().for_each(|entry| entry.generated = None);
-            header.model.clone_from(&model.name);
             header.fingerprint.clone_from(&model.fingerprint);
         }
         let tools = header.tools.clone();
         let conversation = blocking(move || Conversation::restore(model, tools, entries)).await?;
         let mut session = self.session(id, header, conversation);
-        if is_other {
+        if is_other || has_other_tools {
             session.rewrite().await?;
         }
-        let partial = session.partial().await?;
-        let (feed, rebuilt) = session.hand_over().await?;
-        let stats = session.start_reading(feed).await?;
+        let partial = session.partial().await;
+        let rebuilt = session.hand_over().await?;
+        let stats = session.read_ahead(0).await;
         let opened = Opened {
             session: id.to_owned(),
             resumed: true,
-            rebuilt: rebuilt || is_other,
+            rebuilt: rebuilt || is_other || has_other_tools,
             partial,
             turns: session.conversation.turns(),
             stats,
@@ -279,35 +269,37 @@ impl Sessions {
         if self.shutdown.is_cancelled() { Err(SessionError::ShuttingDown) } else { Ok(()) }
     }
 
-    async fn slot(&self, id: &str) -> Result<Arc<Slot>, SessionError> {
-        if let Some(slot) = self.slots.lock().await.get(id) {
-            return Ok(Arc::clone(slot));
-        }
+    /// Why a session that is not open cannot be used.
+    async fn not_open(&self, id: &str) -> SessionError {
         let (store, key) = (self.store.clone(), id.to_owned());
-        let is_stored = blocking(move || Ok(store.header(&key)?.is_some())).await?;
-        Err(if is_stored {
-            SessionError::Closed(id.to_owned())
-        } else {
-            SessionError::NotFound(id.to_owned())
-        })
+        match blocking(move || Ok(store.header(&key)?.is_some())).await {
+            Ok(true) => SessionError::Closed(id.to_owned()),
+            Ok(false) => SessionError::NotFound(id.to_owned()),
+            Err(error) => error,
+        }
     }
 
-    /// Waits for other short work on the session; a generation is not waited for.
-    async fn lock(&self, slot: &Slot, id: &str) -> Result<Guard, SessionError> {
-        if slot.is_generating.load(Ordering::Acquire) {
-            return Err(SessionError::Busy(id.to_owned()));
+    /// The place of a session that is open.
+    pub(super) async fn place(&self, id: &str) -> Result<Place, SessionError> {
+        match self.slots.held(id).await? {
+            Some(place) => Ok(place),
+            None => Err(self.not_open(id).await),
         }
-        let guard = Arc::clone(&slot.session).lock_owned().await;
-        if slot.is_generating.load(Ordering::Acquire) {
-            return Err(SessionError::Busy(id.to_owned()));
-        }
-        Ok(guard)
     }
 
     /// The session called `id`, for as long as the guard lives.
+    ///
+    /// Waits for other short work on the session; a generation is not waited for.
     pub async fn guard(&self, id: &str) -> Result<Guard, SessionError> {
-        let slot = self.slot(id).await?;
-        self.lock(&slot, id).await
+        Ok(self.slot_and_guard(id).await?.1)
+    }
+
+    async fn slot_and_guard(&self, id: &str) -> Result<(Arc<Slot>, Guard), SessionError> {
+        let Place { slot, session } = self.place(id).await?;
+        match OwnedMutexGuard::try_map(session, Option::as_mut) {
+            Ok(guard) => Ok((slot, guard)),
+            Err(_) => Err(self.not_open(id).await),
+        }
     }
 
     /// Appends messages; they are read in the background.
@@ -321,10 +313,9 @@ impl Sessions {
         self.refuse_while_shutting_down()?;
         check_messages(&messages)?;
         let guard = self.guard(id).await?;
-        let (mut guard, n_tokens) = turn::append(guard, messages).await?;
-        let mut stats = guard.read(false).await?;
-        stats.pending += guard.conversation.n_open_tokens()?;
-        Ok((n_tokens, stats))
+        let (mut guard, taken) = turn::append(guard, messages).await?;
+        let stats = guard.read_ahead(taken.n_open).await;
+        Ok((taken.n_tokens, stats))
     }
 
     /// Begins a generation, which runs to its end whoever listens.
@@ -336,40 +327,46 @@ impl Sessions {
     ) -> Result<Started, SessionError> {
         self.refuse_while_shutting_down()?;
         check_messages(&messages)?;
-        let slot = self.slot(id).await?;
-        let guard = self.lock(&slot, id).await?;
-        if slot.is_generating.swap(true, Ordering::AcqRel) {
-            return Err(SessionError::Busy(id.to_owned()));
-        }
+        let (slot, guard) = self.slot_and_guard(id).await?;
         let number = self.next_sequence.fetch_add(1, Ordering::Relaxed);
         let name = format!("gen-{}-{number}", record::now_ms());
         let started =
             Started { stream: Arc::new(Stream::new(name)), cancel: self.shutdown.child_token() };
-        *slot.generation() = Some(started.clone());
+        slot.begin(started.clone());
         let running = started.clone();
         self.generations.spawn(async move {
-            let Started { stream, cancel } = running;
-            let outcome: Outcome =
-                turn::generate(guard, messages, &options, &stream, &cancel).await;
-            slot.is_generating.store(false, Ordering::Release);
-            stream.finish(outcome);
+            let Started { stream, cancel } = running.clone();
+            // A task of its own, so that a panic ends this generation and nothing else.
+            let task = tokio::spawn(async move {
+                turn::generate(guard, messages, &options, &stream, &cancel).await
+            });
+            let outcome = match task.await {
+                Ok(outcome) => outcome,
+                Err(fault) => {
+                    slot.evict().await;
+                    Err(SessionError::Internal(format!("the generation failed: {fault}")))
+                }
+            };
+            slot.end();
+            running.stream.finish(outcome);
         });
         Ok(started)
     }
 
     /// The generation that runs, or the last one.
     pub async fn generation(&self, id: &str) -> Result<Option<Started>, SessionError> {
-        Ok(self.slot(id).await?.generation().clone())
+        match self.slots.get(id) {
+            Some(slot) => Ok(slot.generation()),
+            None => Err(self.not_open(id).await),
+        }
     }
 
     /// Ends the session's generation; false where none runs.
     pub async fn cancel(&self, id: &str) -> Result<bool, SessionError> {
-        let slot = self.slot(id).await?;
-        let is_running = slot.is_generating.load(Ordering::Acquire);
-        if let Some(started) = slot.generation().as_ref().filter(|_| is_running) {
-            started.cancel.cancel();
+        match self.slots.get(id) {
+            Some(slot) => Ok(slot.cancel()),
+            None => Err(self.not_open(id).await),
         }
-        Ok(is_running)
     }
 
     /// Changes how a session's cache is kept.
@@ -388,92 +385,15 @@ impl Sessions {
         Ok(guard.header.cache.clone())
     }
 
-    /// Keeps the session as it is now under a name of its own.
-    pub async fn checkpoint(&self, id: &str, name: Option<String>) -> Result<String, SessionError> {
-        let mut guard = self.guard(id).await?;
-        let name = name.unwrap_or_else(|| format!("c{}", record::now_ms()));
-        guard.save_cache().await?;
-        let (store, from, to) = (self.store.clone(), id.to_owned(), checkpoint_id(id, &name));
-        blocking(move || {
-            if store.header(&to)?.is_some() {
-                store.delete(&to)?;
-            }
-            Ok(store.copy(&from, &to)?)
-        })
-        .await?;
-        Ok(name)
-    }
-
-    /// Takes a session back to a checkpoint, the latest where none is named.
-    pub async fn rollback(&self, id: &str, name: Option<String>) -> Result<String, SessionError> {
-        let mut slots = self.slots.lock().await;
-        let slot = slots.get(id).cloned();
-        let Some(slot) = slot else {
-            drop(slots);
-            return Err(self.slot(id).await.err().unwrap_or(SessionError::Closed(id.to_owned())));
-        };
-        let mut guard = self.lock(&slot, id).await?;
-        let name = self.find_checkpoint(id, name).await?;
-        guard.leave_engine().await;
-        let (store, from, to) = (self.store.clone(), checkpoint_id(id, &name), id.to_owned());
-        blocking(move || Ok(store.replace(&from, &to)?)).await?;
-        let (session, _) = self.load(id, &Open::default()).await?;
-        *guard = session;
-        slots.insert(id.to_owned(), slot);
-        Ok(name)
-    }
-
-    async fn find_checkpoint(
-        &self,
-        id: &str,
-        name: Option<String>,
-    ) -> Result<String, SessionError> {
-        let (store, prefix) = (self.store.clone(), checkpoint_id(id, ""));
-        let known = blocking(move || {
-            let mut known = BTreeMap::new();
-            for (key, header) in store.list()? {
-                if let Some(name) = key.strip_prefix(&prefix) {
-                    known.insert(record::header(&header)?.updated_ms, name.to_owned());
-                }
-            }
-            Ok(known)
-        })
-        .await?;
-        let found = match &name {
-            Some(name) => known.values().find(|known| *known == name).cloned(),
-            None => known.values().next_back().cloned(),
-        };
-        found.ok_or_else(|| SessionError::NoCheckpoint {
-            session: id.to_owned(),
-            checkpoint: name.unwrap_or_else(|| "of any name".to_owned()),
-        })
-    }
-
-    /// Copies a session, or one of its checkpoints, to a new session.
-    pub async fn fork(&self, id: &str, checkpoint: Option<String>) -> Result<Opened, SessionError> {
-        let from = match checkpoint {
-            Some(name) => checkpoint_id(id, &self.find_checkpoint(id, Some(name)).await?),
-            None => {
-                self.guard(id).await?.save_cache().await?;
-                id.to_owned()
-            }
-        };
-        let (store, to) = (self.store.clone(), new_id());
-        let key = to.clone();
-        blocking(move || Ok(store.copy(&from, &key)?)).await?;
-        self.open(Open { session: Some(to), ..Open::default() }).await
-    }
-
     /// Stored sessions, checkpoints left out.
     pub async fn list(&self) -> Result<Vec<Listed>, SessionError> {
         let store = self.store.clone();
         let headers = blocking(move || Ok(store.list()?)).await?;
-        let slots = self.slots.lock().await;
         headers
             .into_iter()
             .filter(|(id, _)| !id.contains(CHECKPOINT))
             .map(|(id, bytes)| {
-                let is_open = slots.contains_key(&id);
+                let is_open = self.slots.get(&id).is_some();
                 Ok(Listed { session: id, header: record::header(&bytes)?, open: is_open })
             })
             .collect()
@@ -504,39 +424,51 @@ impl Sessions {
 
     /// Stores a session whole and frees its memory.
     pub async fn close(&self, id: &str) -> Result<(), SessionError> {
-        let mut guard = self.guard(id).await?;
-        guard.save_cache().await?;
-        guard.leave_engine().await;
-        self.slots.lock().await.remove(id);
+        let mut place = self.place(id).await?;
+        if let Some(session) = place.session.as_mut() {
+            session.save_cache().await?;
+            session.leave_engine().await;
+        }
+        *place.session = None;
+        self.slots.settle(id, place);
         Ok(())
     }
 
     /// Removes a session and all its checkpoints.
     pub async fn delete(&self, id: &str) -> Result<(), SessionError> {
-        match self.guard(id).await {
-            Ok(mut guard) => {
-                guard.leave_engine().await;
-                self.slots.lock().await.remove(id);
-            }
-            Err(SessionError::Closed(_)) => {}
-            Err(error) => return Err(error),
+        // Held to the end, so that nobody opens what is half removed.
+        let mut place = self.slots.hold(id).await?;
+        if let Some(session) = place.session.as_mut() {
+            session.leave_engine().await;
         }
-        let (store, id) = (self.store.clone(), id.to_owned());
-        blocking(move || {
-            let prefix = checkpoint_id(&id, "");
-            for (key, _) in store.list()? {
-                if key == id || key.starts_with(&prefix) {
-                    store.delete(&key)?;
+        *place.session = None;
+        let (store, key) = (self.store.clone(), id.to_owned());
+        let deleted = blocking(move || {
+            if store.header(&key)?.is_none() {
+                return Err(SessionError::NotFound(key));
+            }
+            let prefix = checkpoint_id(&key, "");
+            for (known, _) in store.list()? {
+                if known == key || known.starts_with(&prefix) {
+                    store.delete(&known)?;
                 }
             }
             Ok(())
         })
-        .await
+        .await;
+        self.slots.settle(id, place);
+        deleted
     }
 
     /// Names of the sessions that are open.
-    pub async fn open_ids(&self) -> Vec<String> {
-        self.slots.lock().await.keys().cloned().collect()
+    pub fn open_ids(&self) -> Vec<String> {
+        self.slots.ids()
+    }
+
+    /// Bytes of the store on disk. Asked off the async thread, since a commit may hold it.
+    pub async fn store_bytes(&self) -> Result<u64, SessionError> {
+        let store = self.store.clone();
+        blocking(move || Ok(store.size_on_disk())).await
     }
 
     /// Generations that run now.
@@ -554,7 +486,7 @@ impl Sessions {
         self.begin_shutdown();
         self.generations.close();
         self.generations.wait().await;
-        for id in self.open_ids().await {
+        for id in self.open_ids() {
             if let Err(error) = self.close(&id).await {
                 tracing::warn!(session = id, %error, "the session's cache could not be stored");
             }
@@ -562,19 +494,30 @@ impl Sessions {
     }
 }
 
-/// Whether the request names the same model, tools and cache options as the session has.
-fn check_same(header: &Header, id: &str, request: &Open) -> Result<(), SessionError> {
-    if let Some(model) = request.model.as_ref().filter(|m| **m != header.model && !request.rebuild)
-    {
-        return Err(SessionError::ModelMismatch {
-            session: id.to_owned(),
-            stored: format!("`{}`", header.model),
-            asked: format!("`{model}`"),
-        });
+/// Whether a session can go on with `model`.
+fn check_model(header: &Header, id: &str, model: &Model) -> Result<(), SessionError> {
+    if model.fingerprint == header.fingerprint {
+        return Ok(());
     }
-    if request.tools.as_ref().is_some_and(|t| *t != header.tools && !request.rebuild) {
-        return Err(SessionError::ToolsMismatch(id.to_owned()));
+    let asked = if model.name == header.model {
+        format!("the `{}` that is there now", model.name)
+    } else {
+        format!("`{}`", model.name)
+    };
+    let stored = format!("`{}`", header.model);
+    Err(SessionError::ModelMismatch { session: id.to_owned(), stored, asked })
+}
+
+/// Whether the request names the tools that the session has, or none.
+fn check_tools(header: &Header, id: &str, request: &Open) -> Result<(), SessionError> {
+    match &request.tools {
+        Some(tools) if *tools != header.tools => Err(SessionError::ToolsMismatch(id.to_owned())),
+        _ => Ok(()),
     }
+}
+
+/// Whether the request names no other cache options than the session has.
+fn check_cache(header: &Header, id: &str, request: &Open) -> Result<(), SessionError> {
     let cache = &header.cache;
     let is_same = request.policy.as_ref().is_none_or(|policy| *policy == cache.policy)
         && request.budget.is_none_or(|budget| budget == cache.budget)
@@ -588,11 +531,11 @@ fn check_same(header: &Header, id: &str, request: &Open) -> Result<(), SessionEr
     )))
 }
 
-fn checkpoint_id(id: &str, name: &str) -> String {
+pub(super) fn checkpoint_id(id: &str, name: &str) -> String {
     format!("{id}{CHECKPOINT}{name}")
 }
 
 /// An id that no other session has.
-fn new_id() -> String {
+pub(super) fn new_id() -> String {
     format!("s-{:016x}", rand::random::<u64>())
 }

@@ -1,10 +1,10 @@
 //! One generation, from the messages that came with it to the stored answer.
 
 use std::convert::Infallible;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedMutexGuard;
 use tokio_util::sync::CancellationToken;
 
 use super::conversation::Mark;
@@ -13,6 +13,7 @@ use super::error::SessionError;
 use super::generation::{Answer, ReasoningLimit, Stream, Writer};
 use super::live::{Session, blocking};
 use super::record::{self, Partial};
+use super::slots::Guard;
 use super::think::{SplitOptions, Splitter};
 use crate::engine::sampler::{Sampler, Sampling};
 use crate::engine::{EngineError, FinishReason, Finished, Generate};
@@ -32,9 +33,6 @@ pub struct Options {
     /// Most tokens of thought; none for no limit.
     pub reasoning_max_tokens: Option<usize>,
 }
-
-/// A session in the hands of one task.
-pub type Guard = OwnedMutexGuard<Session>;
 
 /// Generates after `messages`. All or nothing: the messages become part of the session together
 /// with their answer, or, where the generation fails, not at all.
@@ -82,24 +80,34 @@ pub async fn generate(
         timing: finished.timing,
         seed: options.sampling.seed,
     };
-    session.keep(messages, *finished, &answer, mark).await?;
+    if let Err(error) = session.keep(messages, *finished, &answer, mark).await {
+        session.conversation.rewind(mark);
+        session.leave_engine().await;
+        return Err(error);
+    }
     Ok(answer)
 }
 
+/// What came of appended messages.
+pub struct Taken {
+    /// Tokens of each message's text.
+    pub n_tokens: Vec<usize>,
+    /// Tokens of the open group, which nobody reads yet.
+    pub n_open: usize,
+}
+
 /// Appends messages without an answer. All are stored, or none is.
-///
-/// Gives the session back with the tokens of each message's text.
-pub async fn append(
-    mut session: Guard,
-    messages: Vec<Message>,
-) -> Result<(Guard, Vec<usize>), SessionError> {
-    let (mut session, mark, n_tokens) = blocking(move || {
-        let (mark, n_tokens) = session.take_in(messages)?;
-        Ok((session, mark, n_tokens))
+pub async fn append<S>(mut session: S, messages: Vec<Message>) -> Result<(S, Taken), SessionError>
+where
+    S: DerefMut<Target = Session> + Send + 'static,
+{
+    let (mut session, mark, taken) = blocking(move || {
+        let (mark, taken) = session.take_in(messages)?;
+        Ok((session, mark, taken))
     })
     .await?;
     session.commit(None, mark).await?;
-    Ok((session, n_tokens))
+    Ok((session, taken))
 }
 
 impl Session {
@@ -109,7 +117,7 @@ impl Session {
         let open = || {
             messages.into_iter().try_for_each(|message| self.conversation.push(message))?;
             self.conversation.open_turn()?;
-            self.check_context()
+            self.check_context(0)
         };
         let opened = open();
         if opened.is_err() {
@@ -119,7 +127,7 @@ impl Session {
     }
 
     /// Puts messages into tokens.
-    fn take_in(&mut self, messages: Vec<Message>) -> Result<(Mark, Vec<usize>), SessionError> {
+    fn take_in(&mut self, messages: Vec<Message>) -> Result<(Mark, Taken), SessionError> {
         let mark = self.conversation.mark();
         let mut n_tokens = Vec::with_capacity(messages.len());
         let take_in = || {
@@ -127,13 +135,17 @@ impl Session {
                 n_tokens.push(self.model().tokenizer.encode_plain(&message.content)?.len());
                 self.conversation.push(message)?;
             }
-            self.check_context()
+            let n_open = self.conversation.n_open_tokens()?;
+            self.check_context(n_open)?;
+            Ok(n_open)
         };
-        let taken = take_in();
-        if taken.is_err() {
-            self.conversation.rewind(mark);
+        match take_in() {
+            Ok(n_open) => Ok((mark, Taken { n_tokens, n_open })),
+            Err(error) => {
+                self.conversation.rewind(mark);
+                Err(error)
+            }
         }
-        taken.map(|()| (mark, n_tokens))
     }
 
     /// Writes a generation down; after this it is there for good.
@@ -153,14 +165,14 @@ impl Session {
             }
             return self.commit(None, mark).await;
         }
-        self.conversation.close_turn(finished.tokens, answer.message.clone())?;
+        self.close_turn(finished.tokens, answer.message.clone())?;
         let frozen = (finished.frozen, finished.stats.logical);
         self.commit(Some(frozen), mark).await
     }
 
-    fn check_context(&self) -> Result<(), SessionError> {
+    fn check_context(&self, n_open: usize) -> Result<(), SessionError> {
         let limit = self.model().decoder.config().context_length;
-        let asked = self.conversation.n_tokens() + self.conversation.n_open_tokens()?;
+        let asked = self.conversation.n_tokens() + n_open;
         if asked < limit { Ok(()) } else { Err(SessionError::ContextOverflow { limit, asked }) }
     }
 
@@ -178,7 +190,7 @@ impl Session {
             let feed = self.feed().await?;
             let cached = feed.cache.as_ref().map_or(cached, |cache| cache.logical());
             let generate = Generate {
-                sampler: sampler.clone(),
+                sampler: *sampler,
                 max_tokens: options.max_tokens,
                 cancel: cancel.clone(),
                 listener: Box::new(self.writer(options, stream)?),
@@ -229,15 +241,21 @@ impl Session {
         })
     }
 
-    /// A turn that a crash cut off, if there is one.
-    pub async fn partial(&self) -> Result<Option<Partial>, SessionError> {
+    /// A turn that a crash cut off, if there is one. One that cannot be read is none: the turns
+    /// that were answered are not refused for its sake.
+    pub async fn partial(&self) -> Option<Partial> {
         let (store, id) = (self.store.clone(), self.id.clone());
-        let partial: Option<Partial> = blocking(move || match store.partial(&id)? {
-            Some(bytes) => Ok(Some(record::from_bytes(&bytes)?)),
-            None => Ok(None),
-        })
-        .await?;
-        Ok(partial.filter(|partial| partial.n_entries == self.header.n_entries))
+        let partial = blocking(move || {
+            let bytes = store.partial(&id)?;
+            bytes.map(|bytes| record::from_bytes::<Partial>(&bytes)).transpose()
+        });
+        match partial.await {
+            Ok(partial) => partial.filter(|partial| partial.n_entries == self.header.n_entries),
+            Err(error) => {
+                tracing::warn!(session = self.id, %error, "an unfinished turn cannot be read");
+                None
+            }
+        }
     }
 
     /// Logs a running generation every [`LOG_EVERY`] tokens; never ends by itself.

@@ -30,9 +30,8 @@ impl From<&SessionError> for RpcError {
             }
             SessionError::Exists(_) | SessionError::Invalid(_) => Self::invalid_params(text),
             SessionError::ShuttingDown => Self::of(Kind::ShuttingDown, text),
-            SessionError::Registry(_) => Self::of(Kind::ModelNotFound, text),
-            SessionError::Model(_) => {
-                Self::of(Kind::ModelNotFound, format!("the model cannot be loaded: {text}"))
+            SessionError::Registry(_) | SessionError::Model { .. } => {
+                Self::of(Kind::ModelNotFound, text)
             }
             SessionError::Engine(EngineError::KvMemory { needed, limit }) => {
                 Self::of(Kind::KvMemory, text).with("limit", *limit).with("asked", *needed)

@@ -1,6 +1,8 @@
 //! One test binary; each module is a chapter.
 
+mod cli;
 mod compress;
+mod daemon;
 mod damaged;
 mod decode;
 mod formats;
@@ -8,6 +10,7 @@ mod golden;
 mod kernels;
 mod parity;
 mod pull;
+mod restart;
 mod store;
 mod templates;
 mod tidy;

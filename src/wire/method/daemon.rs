@@ -21,9 +21,9 @@ pub(super) async fn status(daemon: &Daemon, call: &Call) -> Result<Value, RpcErr
         "uptime_ms": daemon.started.elapsed().as_millis() as u64,
         "model": models.default_name(),
         "models": loaded,
-        "sessions": {"open": sessions.open_ids().await.len(), "generating": sessions.n_generating()},
+        "sessions": {"open": sessions.open_ids().len(), "generating": sessions.n_generating()},
         "kv_memory": {"limit": models.memory().limit(), "used": models.memory().used()},
-        "store": {"bytes": sessions.store().size_on_disk()},
+        "store": {"bytes": sessions.store_bytes().await?},
     }))
 }
 

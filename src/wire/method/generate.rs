@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Daemon, params};
 use crate::engine::sampler::Sampling;
+use crate::session::Started;
 use crate::session::generation::{Answer, Stream};
-use crate::session::registry::Started;
 use crate::session::think::Part;
 use crate::session::turn::{Options, finish_name};
 use crate::trajectory::Message;

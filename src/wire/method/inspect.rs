@@ -57,12 +57,7 @@ pub(super) async fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError
                     shape.n_layers, shape.n_kv_heads
                 )));
             }
-            let stats = session.read(false).await?;
-            let positions = session
-                .engine()
-                .positions(session.sequence, layer, head)
-                .await
-                .map_err(|e| RpcError::from(crate::session::SessionError::from(e)))?;
+            let (positions, stats) = session.kept(layer, head).await?;
             Ok(json!({
                 "session": params.session,
                 "layer": layer,
