@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The tiny random model.
 pub fn tiny() -> String {
-    crate::tiny::fixture().display().to_string()
+    concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/model/tiny-qwen2.gguf").to_owned()
 }
 
 /// A real model, if it is on this machine.
@@ -30,7 +30,7 @@ pub fn real(name: &str) -> Option<String> {
 
 /// A running `attar serve`. It is killed, not asked to end, when it is dropped.
 pub struct Daemon {
-    process: Child,
+    pub process: Child,
     socket: PathBuf,
 }
 

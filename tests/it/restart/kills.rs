@@ -12,7 +12,7 @@ use super::daemon::{Client, Daemon, generated, message, real, store, tiny};
 const ARGS: [&str; 4] = ["--budget", "256", "--buffer", "64"];
 const N_KILLS: usize = 50;
 /// A session of so many steps comes to somewhat under 2,000 tokens of the real model.
-const N_STEPS: usize = 14;
+const N_STEPS: usize = 12;
 
 /// What a client asks for, and what it gets where nothing goes wrong.
 struct Step {
@@ -29,11 +29,11 @@ fn reference(client: &mut Client, session: &str, seed: u64) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for step_idx in 0..N_STEPS as u64 {
         let seed = 100 * seed + step_idx;
-        let given = message(if step_idx % 4 < 2 { "user" } else { "tool" }, 70, seed);
+        let given = message(if step_idx % 4 < 2 { "user" } else { "tool" }, 60, seed);
         let mut params = json!({"session": session, "messages": [given]});
         let method = if step_idx % 2 == 0 { "session/append" } else { "session/generate" };
         if method == "session/generate" {
-            params["max_tokens"] = json!(150);
+            params["max_tokens"] = json!(100);
             params["sampling"] = json!({"temperature": 0.7, "seed": seed});
         }
         let started = Instant::now();
@@ -115,7 +115,7 @@ impl Survivor<'_> {
     /// Works until the daemon is to be killed.
     fn work(&mut self, client: &mut Client) {
         while let Some(step) = self.steps.get(self.n_done) {
-            let moment = step.took.mul_f64(self.rng.random_range(0.0..1.6));
+            let moment = step.took.mul_f64(self.rng.random_range(0.0..3.0));
             client.send(step.method, &step.params).unwrap();
             let Some(answer) = client.answer_within(moment) else { return };
             let answer = answer.unwrap();

@@ -158,6 +158,41 @@ fn sessions_that_run_at_once_do_not_touch_each_other() {
 }
 
 #[test]
+fn calls_that_open_close_roll_back_and_delete_one_session_at_once_are_all_answered() {
+    const NOT_OPEN: i64 = 1003;
+    const BUSY: i64 = 1004;
+    let dir = tempfile::tempdir().unwrap();
+    let (mut daemon, _) = Daemon::start(dir.path(), &tiny(), &ARGS);
+    let mut clients: Vec<_> = (0..6).map(|_| daemon.client()).collect();
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    for round in 0..150 {
+        let in_session = json!({"session": "s"});
+        let with_text = json!({"session": "s", "messages": [message("user", 3, round)]});
+        let mut generate = with_text.clone();
+        generate["max_tokens"] = json!(3);
+        let calls = [
+            ("session/open", &in_session),
+            ("session/open", &with_text),
+            ("session/append", &with_text),
+            ("session/generate", &generate),
+            ("session/close", &in_session),
+            ("session/checkpoint", &in_session),
+            ("session/rollback", &in_session),
+            ("session/delete", &in_session),
+        ];
+        for client in &mut clients {
+            let (method, params) = calls[rng.random_range(0..calls.len())];
+            client.send(method, params).unwrap();
+        }
+        for client in &mut clients {
+            let answer = client.answer();
+            assert!(matches!(answer, Ok(_) | Err(NOT_OPEN | BUSY)), "{answer:?} in {round}");
+        }
+    }
+    daemon.kill();
+}
+
+#[test]
 fn sessions_that_are_parked_for_memory_go_on_as_they_were() {
     let references = references(6);
     // Room for two caches and a half.
