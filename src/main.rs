@@ -2,7 +2,7 @@
 
 mod cli;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -30,7 +30,11 @@ enum Command {
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("ATTAR_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,attar=info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .init();
     let result = match Cli::parse().command {
         Command::Serve(command) => command.run(),
         Command::Demo(command) => command.run(),

@@ -63,6 +63,12 @@ async fn demo(
         whole.push(message.clone())?;
     }
     let n_tokens = whole.n_tokens() + whole.n_open_tokens()?;
+    let context = whole.model().decoder.config().context_length;
+    anyhow::ensure!(
+        n_tokens + ANSWER_TOKENS < context,
+        "the demo's run has {n_tokens} tokens in this model's vocabulary, its context is {context}; \
+         choose another model"
+    );
     let budget = asked_budget.unwrap_or((n_tokens / 4).max(BUDGET_MIN));
     writeln!(
         stdout(),

@@ -72,8 +72,12 @@ impl Loop {
                     Err(mpsc::error::TryRecvError::Empty) => break,
                 }
             }
+            let started = Instant::now();
             self.read_one();
-            self.decode_all();
+            let reading = started.elapsed();
+            // A block takes as long as many steps: those who generate get as much time in turn.
+            let decoding = Instant::now();
+            while self.decode_all() && decoding.elapsed() < reading && self.inbox.is_empty() {}
         }
         for id in self.sequences.keys().copied().collect::<Vec<_>>() {
             self.remove(id);
@@ -321,8 +325,9 @@ impl Loop {
         }
     }
 
-    /// One decode step for every sequence that generates and has read its prompt.
-    fn decode_all(&mut self) {
+    /// One decode step for every sequence that generates and has read its prompt. False where
+    /// there is none.
+    fn decode_all(&mut self) -> bool {
         let context = self.decoder.config().context_length;
         let waiting: Vec<_> =
             self.sequences.iter().filter(|(_, s)| s.can_decode()).map(|(id, _)| *id).collect();
@@ -352,7 +357,7 @@ impl Loop {
             caches.push(&mut *sequence.cache);
         }
         if tokens.is_empty() {
-            return;
+            return false;
         }
         let step = catch_unwind(AssertUnwindSafe(|| {
             decoder.decode(&tokens, &mut caches, work, Some(logits))
@@ -365,6 +370,7 @@ impl Loop {
             }
             Err(panic) => self.recover(&batch, &*panic),
         }
+        true
     }
 
     /// Chooses each sequence's next token from its row of the logits.
