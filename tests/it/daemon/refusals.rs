@@ -50,7 +50,7 @@ async fn every_mistake_has_its_own_error() {
         ("session/open", open("model", json!("no-such-model")), 1_007, "no-such-model"),
         ("session/open", open("model", json!("/no/such.gguf")), 1_007, "/no/such.gguf"),
         ("session/open", open("messages", json!([{"content": "x"}])), -32_602, "role"),
-        ("session/open", json!({"session": "a", "model": "other"}), 1_008, "other"),
+        ("session/open", json!({"session": "a", "model": "other"}), 1_007, "other"),
         ("session/append", json!({"session": "a"}), -32_602, "messages"),
         ("session/append", json!({"messages": []}), -32_602, "session"),
         ("session/append", json!({"session": "unknown", "messages": []}), 1_003, "unknown"),
