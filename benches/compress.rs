@@ -63,11 +63,11 @@ fn decode(cache: &mut KvCache<f16>, kind: Kind, rng: &mut ChaCha8Rng) {
 /// A cache that is full after four compactions.
 fn full_cache(policy: Arc<dyn Policy>, n_slots: usize, kind: Kind) -> KvCache<f16> {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut scratch = Scratch::default();
+    let scratch = Scratch::default();
     let mut cache = KvCache::new(SHAPE, Budget { n_slots, n_buffer: N_BUFFER }, policy);
     for _ in 0..n_slots + 5 * N_BUFFER {
         if cache.is_full() {
-            cache.compact(&Still, &mut scratch);
+            cache.compact(&Still, &scratch);
         }
         decode(&mut cache, kind, &mut rng);
     }
@@ -81,11 +81,11 @@ fn compact(c: &mut Criterion) {
     for kind in [Kind::Clustered, Kind::Similar, Kind::Unlike] {
         for n_slots in [512, 1024, 2048, 4096, 8192, 16384] {
             let cache = full_cache(Arc::new(Rkv::default()), n_slots, kind);
-            let mut scratch = Scratch::default();
+            let scratch = Scratch::default();
             by_budget.bench_function(BenchmarkId::new(format!("{kind:?}"), n_slots), |b| {
                 b.iter_batched_ref(
                     || cache.clone(),
-                    |cache| cache.compact(&Still, &mut scratch),
+                    |cache| cache.compact(&Still, &scratch),
                     BatchSize::LargeInput,
                 );
             });
@@ -97,11 +97,11 @@ fn compact(c: &mut Criterion) {
     for name in NAMES.into_iter().filter(|&name| name != "full") {
         let policy = by_name(name).expect("the name comes from the table");
         let cache = full_cache(policy, 1024, Kind::Clustered);
-        let mut scratch = Scratch::default();
+        let scratch = Scratch::default();
         by_policy.bench_function(name, |b| {
             b.iter_batched_ref(
                 || cache.clone(),
-                |cache| cache.compact(&Still, &mut scratch),
+                |cache| cache.compact(&Still, &scratch),
                 BatchSize::LargeInput,
             );
         });

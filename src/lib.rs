@@ -9,6 +9,7 @@ pub mod session;
 pub mod ingest;
 pub mod engine;
 pub mod model;
-pub mod kernel;
 pub mod cache;
+pub mod kernel;
 pub mod store;
+pub mod eval;

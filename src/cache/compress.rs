@@ -1,6 +1,8 @@
 //! One compaction of one layer: score, pick, gather in place.
 //!
-//! Heads are independent and run side by side. Nothing is allocated once the scratch has grown.
+//! Heads are independent and run side by side. No buffer is allocated once the scratch has grown.
+
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -9,11 +11,20 @@ use super::kv::{CacheShape, HeadSlots, KvElement, LayerCache, QueryWindow, Rotat
 use super::policy::{HeadMemory, HeadView, Policy, Work};
 use super::redundancy::{UNKNOWN, remap};
 
-/// Working memory of compactions, reused by all sessions.
+/// Working memory of compactions, reused by all sessions: as much as heads are scored at a time.
 #[derive(Default)]
 pub struct Scratch {
-    heads: Vec<HeadScratch>,
-    shared_scores: Vec<f32>,
+    idle: Mutex<Vec<HeadScratch>>,
+}
+
+impl Scratch {
+    fn take(&self) -> HeadScratch {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give(&self, head: HeadScratch) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(head);
+    }
 }
 
 /// What scoring sees of one head, in f32, a staged block included.
@@ -42,34 +53,48 @@ pub fn compact_layer<E: KvElement>(
     layer: &mut LayerCache<E>,
     staged: Option<(&Staging<E>, u32)>,
     rope: &dyn Rotate,
-    scratch: &mut Scratch,
+    scratch: &Scratch,
 ) {
-    let Scratch { heads, shared_scores } = scratch;
-    heads.resize_with(heads.len().max(shape.n_kv_heads), HeadScratch::default);
-    let heads = &mut heads[..shape.n_kv_heads];
     let n_live = layer.n_slots;
+    let n_slots = n_live + staged.map_or(0, |(staged, _)| staged.n_tokens);
+    let protection = policy.protection(budget.n_slots);
     let (window, slots) = layer.window_and_heads(shape);
-
-    slots.zip_eq(heads.par_iter_mut()).enumerate().for_each(|(head_idx, (slots, head))| {
-        head.load(shape, &slots, n_live, policy.needs_values());
+    let score = |head_idx: usize, slots: &HeadSlots<'_, E>, head: &mut HeadScratch| {
+        head.load(shape, slots, n_live, policy.needs_values());
         if let Some((staged, first_position)) = staged {
             head.load_staged(shape, head_idx, staged, first_position, policy.needs_values());
         }
         head.load_queries(shape, head_idx, window, rope);
         head.score(shape, policy, layer_idx, head_idx, &window.positions);
-    });
+    };
+    let gather = |head_idx: usize, slots: HeadSlots<'_, E>, head: &mut HeadScratch| {
+        survivors(&head.scores, budget.n_slots, protection, &mut head.kept);
+        head.gather(shape, head_idx, slots, n_live, staged.map(|(staged, _)| staged));
+    };
 
     if policy.shares_survivors() {
-        mean_scores(heads, shared_scores);
+        let mut heads: Vec<_> = slots
+            .enumerate()
+            .map(|(head_idx, slots)| {
+                let mut head = scratch.take();
+                score(head_idx, &slots, &mut head);
+                (slots, head)
+            })
+            .collect();
+        share_scores(&mut heads);
+        heads.into_par_iter().enumerate().for_each(|(head_idx, (slots, mut head))| {
+            gather(head_idx, slots, &mut head);
+            scratch.give(head);
+        });
+    } else {
+        slots.enumerate().for_each(|(head_idx, slots)| {
+            let mut head = scratch.take();
+            score(head_idx, &slots, &mut head);
+            gather(head_idx, slots, &mut head);
+            scratch.give(head);
+        });
     }
-    let protection = policy.protection(budget.n_slots);
-    let (_, slots) = layer.window_and_heads(shape);
-    slots.zip_eq(heads.par_iter_mut()).enumerate().for_each(|(head_idx, (slots, head))| {
-        let scores = if policy.shares_survivors() { &*shared_scores } else { &head.scores };
-        survivors(scores, budget.n_slots, protection, &mut head.kept);
-        head.gather(shape, head_idx, slots, n_live, staged.map(|(staged, _)| staged));
-    });
-    layer.n_slots = heads.first().map_or(0, |head| head.kept.len());
+    layer.n_slots = n_slots.min(budget.n_slots);
 }
 
 impl HeadScratch {
@@ -197,14 +222,18 @@ impl HeadScratch {
     }
 }
 
-/// The mean over the heads of each slot's score.
-fn mean_scores(heads: &[HeadScratch], mean: &mut Vec<f32>) {
-    mean.clear();
-    for head in heads {
-        mean.resize(head.scores.len(), 0.0);
-        for (sum, score) in mean.iter_mut().zip(&head.scores) {
-            *sum += score / heads.len() as f32;
+/// Gives every head the mean over the heads of each slot's score.
+fn share_scores<E>(heads: &mut [(HeadSlots<'_, E>, HeadScratch)]) {
+    let n_heads = heads.len() as f32;
+    let Some(((_, first), rest)) = heads.split_first_mut() else { return };
+    first.scores.iter_mut().for_each(|mean| *mean /= n_heads);
+    for (_, head) in &*rest {
+        for (mean, score) in first.scores.iter_mut().zip(&head.scores) {
+            *mean += score / n_heads;
         }
+    }
+    for (_, head) in rest {
+        head.scores.copy_from_slice(&first.scores);
     }
 }
 

@@ -336,10 +336,10 @@ mod tests {
 
     /// Decodes made tokens, the same for the same positions.
     fn decode(cache: &mut KvCache<f16>, n_tokens: usize) {
-        let mut scratch = Scratch::default();
+        let scratch = Scratch::default();
         for _ in 0..n_tokens {
             if cache.is_full() {
-                cache.compact(&Still, &mut scratch);
+                cache.compact(&Still, &scratch);
             }
             let position = cache.logical();
             let made = |n: usize| -> Vec<f32> {

@@ -3,8 +3,10 @@
 //! One procedure serves every policy that asks recent queries; [`Importance`] says in what the
 //! published ones differ. All of it runs in f32.
 
-use super::panels::{LANES, Panels};
 use super::policy::HeadView;
+use crate::kernel::norm::softmax;
+use crate::kernel::panels::{LANES, Panels};
+use crate::kernel::simd::{Kernel, Simd, dispatch};
 
 /// Which keys a query's softmax runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +85,14 @@ impl Importance {
 
         work.panels.fill(&head.keys[..width * head.head_dim], head.head_dim);
         work.weights.resize(n_queries * n_rows * stride, 0.0);
-        self.logits(head, queries, &work.panels, stride, &mut work.weights);
+        dispatch(Logits {
+            head,
+            queries,
+            panels: &work.panels,
+            merges_group: self.group == Group::MaxLogit,
+            logits: &mut work.weights,
+            stride,
+        });
         let rows_of_queries = work.weights.chunks_exact_mut(n_rows * stride);
         for (rows, &position) in rows_of_queries.zip(&head.query_positions[first..]) {
             let n_visible = match self.keys {
@@ -101,23 +110,42 @@ impl Importance {
         n_past
     }
 
-    /// Fills `logits`, a row a query or a row a query head; of the first kind if the group becomes
-    /// one here already.
-    fn logits(
-        &self,
-        head: &HeadView<'_>,
-        queries: &[f32],
-        panels: &Panels,
-        stride: usize,
-        logits: &mut [f32],
-    ) {
+    /// Adds one query's weights, `[rows, stride]`, to `out`.
+    fn add_group(&self, rows: &[f32], stride: usize, out: &mut [f32]) {
+        let n_rows = rows.len() / stride;
+        for (slot_idx, out) in out.iter_mut().enumerate() {
+            let weights = rows[slot_idx..].iter().step_by(stride);
+            *out += match self.group {
+                Group::MaxLogit | Group::MaxWeight => weights.copied().fold(0.0, f32::max),
+                Group::MeanWeight => weights.sum::<f32>() / n_rows as f32,
+            };
+        }
+    }
+}
+
+/// Fills `logits`, `[rows, stride]`: a row a query or a row a query head; of the first kind if the
+/// group becomes one here already.
+struct Logits<'a> {
+    head: &'a HeadView<'a>,
+    queries: &'a [f32],
+    panels: &'a Panels,
+    merges_group: bool,
+    logits: &'a mut [f32],
+    stride: usize,
+}
+
+impl Kernel for Logits<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { head, queries, panels, merges_group, logits, stride } = self;
         let scale = 1.0 / (head.head_dim as f32).sqrt();
-        let merged = self.group == Group::MaxLogit;
         for panel_idx in 0..stride / LANES {
             let lanes = panel_idx * LANES..(panel_idx + 1) * LANES;
             for (query_idx, query) in queries.chunks_exact(head.head_dim).enumerate() {
                 let dots = panels.dots(query, panel_idx).map(|x| x * scale);
-                let (row_idx, group_idx) = if merged {
+                let (row_idx, group_idx) = if merges_group {
                     (query_idx / head.n_groups, query_idx % head.n_groups)
                 } else {
                     (query_idx, 0)
@@ -129,18 +157,6 @@ impl Importance {
                     row.iter_mut().zip(dots).for_each(|(x, dot)| *x = x.max(dot));
                 }
             }
-        }
-    }
-
-    /// Adds one query's weights, `[rows, stride]`, to `out`.
-    fn add_group(&self, rows: &[f32], stride: usize, out: &mut [f32]) {
-        let n_rows = rows.len() / stride;
-        for (slot_idx, out) in out.iter_mut().enumerate() {
-            let weights = rows[slot_idx..].iter().step_by(stride);
-            *out += match self.group {
-                Group::MaxLogit | Group::MaxWeight => weights.copied().fold(0.0, f32::max),
-                Group::MeanWeight => weights.sum::<f32>() / n_rows as f32,
-            };
         }
     }
 }
@@ -159,16 +175,4 @@ impl Pool {
             };
         }
     }
-}
-
-/// Turns logits into weights that sum to one.
-pub(super) fn softmax(row: &mut [f32]) {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for x in &mut *row {
-        *x = (*x - max).exp();
-        sum += f64::from(*x);
-    }
-    let scale = (1.0 / sum) as f32;
-    row.iter_mut().for_each(|x| *x *= scale);
 }

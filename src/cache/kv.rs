@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
 
 use super::budget::Budget;
 use super::compress::{self, Scratch};
@@ -17,6 +18,7 @@ use super::redundancy::UNKNOWN;
 
 mod layer;
 mod staging;
+mod synthetic;
 mod window;
 
 pub(super) use layer::HeadSlots;
@@ -206,7 +208,7 @@ impl<E: KvElement> KvCache<E> {
         layer_idx: usize,
         staged: &Staging<E>,
         rope: &dyn Rotate,
-        scratch: &mut Scratch,
+        scratch: &Scratch,
     ) {
         let limit = self.limit();
         let first_position = self.logical as u32;
@@ -250,7 +252,7 @@ impl<E: KvElement> KvCache<E> {
         budget: Budget,
         policy: Arc<dyn Policy>,
         rope: &dyn Rotate,
-        scratch: &mut Scratch,
+        scratch: &Scratch,
     ) {
         if policy.name() != self.policy.name() {
             for layer in &mut self.layers {
@@ -266,22 +268,15 @@ impl<E: KvElement> KvCache<E> {
     }
 
     /// Compacts every layer to the budget; nothing happens where they are within it already.
-    pub fn compact(&mut self, rope: &dyn Rotate, scratch: &mut Scratch) {
+    pub fn compact(&mut self, rope: &dyn Rotate, scratch: &Scratch) {
         if !self.policy.evicts() || self.kept() <= self.budget.n_slots {
             return;
         }
-        for (layer_idx, layer) in self.layers.iter_mut().enumerate() {
-            compress::compact_layer(
-                &self.shape,
-                self.budget,
-                &*self.policy,
-                layer_idx,
-                layer,
-                None,
-                rope,
-                scratch,
-            );
-        }
+        // All layers in one parallel region, so that the last heads of one wait for nobody.
+        let (shape, budget, policy) = (&self.shape, self.budget, &*self.policy);
+        self.layers.par_iter_mut().enumerate().for_each(|(layer_idx, layer)| {
+            compress::compact_layer(shape, budget, policy, layer_idx, layer, None, rope, scratch);
+        });
         self.n_compactions += 1;
     }
 }
@@ -301,7 +296,7 @@ mod tests {
         fn rotate(&self, _head: &mut [f32], _position: u32) {}
     }
 
-    fn read(cache: &mut KvCache<f16>, n_tokens: usize, scratch: &mut Scratch) {
+    fn read(cache: &mut KvCache<f16>, n_tokens: usize, scratch: &Scratch) {
         let keys = vec![0.5; n_tokens * SHAPE.n_kv_heads * SHAPE.head_dim];
         let queries = vec![0.5; n_tokens * SHAPE.n_heads() * SHAPE.head_dim];
         let mut staging = Staging::default();
@@ -343,11 +338,11 @@ mod tests {
             let policy = by_name(if evicting { "streaming" } else { "full" }).unwrap();
             let budget = Budget { n_slots: 300, n_buffer: 50 };
             let mut cache = KvCache::<f16>::new(SHAPE, budget, policy);
-            let mut scratch = Scratch::default();
+            let scratch = Scratch::default();
             let announced = cache.bytes_after(blocks.iter().sum());
             for n_tokens in blocks {
                 let next = cache.bytes_after(n_tokens);
-                read(&mut cache, n_tokens, &mut scratch);
+                read(&mut cache, n_tokens, &scratch);
                 prop_assert_eq!(cache.bytes(), allocated(&cache));
                 prop_assert!(cache.bytes() <= next);
             }

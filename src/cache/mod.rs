@@ -8,7 +8,6 @@ pub mod compress;
 pub mod freeze;
 pub mod importance;
 pub mod kv;
-pub mod panels;
 pub mod policy;
 pub mod redundancy;
 

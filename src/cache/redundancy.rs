@@ -9,7 +9,7 @@
 //! Column sums need no pairs: column `j` sums to `k̂ⱼ · s − k̂ⱼ · k̂ⱼ` with `s = Σ k̂ᵢ`. Only the
 //! newest match of each row does, and it is kept between compactions. A new key is tried first;
 //! where a match has been evicted the search goes on below it. Each pair is thus met about once in
-//! a session, and a compaction costs `O(new slots · S · D)` instead of `O(S² · D)`.
+//! a session (a cosine serves both of its rows), and a compaction costs `O(new slots · S · D)` instead of `O(S² · D)`.
 //!
 //! # Encoding of `matches`
 //! | code | meaning |
@@ -19,8 +19,9 @@
 //! | `-2 - b` | the match has been evicted; only slots below `b` have not been tried |
 //! | [`UNKNOWN`] | the slot is new: nothing has been tried, and no older row has tried it |
 
-use super::importance::softmax;
-use super::panels::{LANES, Panels, dot};
+use crate::kernel::norm::softmax;
+use crate::kernel::panels::{LANES, Panels, dot, dot_f64};
+use crate::kernel::simd::{Kernel, Simd, dispatch};
 
 /// A slot whose match has never been looked for.
 pub const UNKNOWN: i32 = i32::MIN;
@@ -28,7 +29,8 @@ pub const UNKNOWN: i32 = i32::MIN;
 /// Cosine above which two keys match.
 pub const THRESHOLD: f32 = 0.5;
 
-const NONE: i32 = -1;
+/// Nothing that has been tried matches.
+pub(super) const NONE: i32 = -1;
 
 /// Buffers of [`redundancy`], reused.
 #[derive(Default)]
@@ -51,7 +53,7 @@ pub fn redundancy<'a>(
     let RedundancyWork { panels, unit, sum, result } = work;
     normalise(keys, head_dim, unit);
     panels.fill(unit, head_dim);
-    find_matches(unit, head_dim, panels, matches);
+    dispatch(FindMatches { unit, head_dim, panels, matches });
 
     sum.clear();
     sum.resize(head_dim, 0.0);
@@ -60,10 +62,7 @@ pub fn redundancy<'a>(
     }
     let key_of = |slot_idx: usize| &unit[slot_idx * head_dim..(slot_idx + 1) * head_dim];
     result.clear();
-    result.extend(unit.chunks_exact(head_dim).map(|key| {
-        let all: f64 = sum.iter().zip(key).map(|(&sum, &x)| sum * f64::from(x)).sum();
-        all as f32 - dot(key, key)
-    }));
+    result.extend(unit.chunks_exact(head_dim).map(|key| dot_f64(sum, key) as f32 - dot(key, key)));
     for (row_idx, &code) in matches.iter().enumerate() {
         let column_idx = code.max(0) as usize;
         if column_idx != row_idx {
@@ -145,22 +144,74 @@ fn normalise(keys: &[f32], head_dim: usize, unit: &mut Vec<f32>) {
     }
 }
 
-fn find_matches(unit: &[f32], head_dim: usize, panels: &Panels, matches: &mut [i32]) {
-    let n_slots = matches.len();
-    let n_old = matches.iter().position(|&code| code == UNKNOWN).unwrap_or(n_slots);
-    for (row_idx, (row, code)) in unit.chunks_exact(head_dim).zip(matches).enumerate() {
-        let newest = |columns| newest_match(row, row_idx, panels, columns);
-        let among_new = || newest(n_old..n_slots);
-        let found = match *code {
-            UNKNOWN => newest(0..n_slots),
-            NONE => among_new(),
-            match_idx @ 0.. => among_new().or(Some(match_idx)),
-            evicted => among_new().or_else(|| newest(0..bound(evicted))),
-        };
-        *code = found.unwrap_or(NONE);
+/// Brings every row's newest match up to date.
+struct FindMatches<'a> {
+    unit: &'a [f32],
+    head_dim: usize,
+    panels: &'a Panels,
+    matches: &'a mut [i32],
+}
+
+impl Kernel for FindMatches<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { unit, head_dim, panels, matches } = self;
+        let n_slots = matches.len();
+        let n_old = matches.iter().position(|&code| code == UNKNOWN).unwrap_or(n_slots);
+        let row = |row_idx: usize| &unit[row_idx * head_dim..(row_idx + 1) * head_dim];
+        let mut n_open = 0;
+        for row_idx in n_old..n_slots {
+            let found = newest_match(row(row_idx), row_idx, panels, n_old..n_slots);
+            n_open += usize::from(found.is_none());
+            matches[row_idx] = found.unwrap_or(UNKNOWN);
+        }
+        // An old row meets the new columns, and by the same products the new rows that are still
+        // open meet it: from the newest old one down, so the first to match is the newest.
+        for row_idx in (0..n_old).rev() {
+            let mut found = None;
+            for panel_idx in (n_old / LANES..n_slots.div_ceil(LANES)).rev() {
+                let first = panel_idx * LANES;
+                let columns = first.max(n_old)..n_slots.min(first + LANES);
+                if found.is_some() && (n_open == 0 || !matches[columns.clone()].contains(&UNKNOWN))
+                {
+                    continue;
+                }
+                let cosines = panels.dots(row(row_idx), panel_idx);
+                if !is_any_above_threshold(&cosines) {
+                    continue;
+                }
+                for column_idx in columns.rev() {
+                    if cosines[column_idx - first] > THRESHOLD {
+                        found = found.or(Some(column_idx as i32));
+                        if matches[column_idx] == UNKNOWN {
+                            matches[column_idx] = row_idx as i32;
+                            n_open -= 1;
+                        }
+                    }
+                }
+            }
+            matches[row_idx] = match (found, matches[row_idx]) {
+                (Some(found), _) => found,
+                (None, code @ NONE..) => code,
+                (None, evicted) => {
+                    newest_match(row(row_idx), row_idx, panels, 0..bound(evicted)).unwrap_or(NONE)
+                }
+            };
+        }
+        for code in &mut matches[n_old..] {
+            *code = if *code == UNKNOWN { NONE } else { *code };
+        }
     }
 }
 
+#[inline(always)]
+fn is_any_above_threshold(cosines: &[f32; LANES]) -> bool {
+    cosines.iter().fold(false, |any, &cosine| any | (cosine > THRESHOLD))
+}
+
+#[inline(always)]
 fn newest_match(
     row: &[f32],
     row_idx: usize,
@@ -169,7 +220,7 @@ fn newest_match(
 ) -> Option<i32> {
     for panel_idx in (columns.start / LANES..columns.end.div_ceil(LANES)).rev() {
         let cosines = panels.dots(row, panel_idx);
-        if !cosines.iter().fold(false, |any, &cosine| any | (cosine > THRESHOLD)) {
+        if !is_any_above_threshold(&cosines) {
             continue;
         }
         for lane in (0..LANES).rev() {

@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand.
 
+pub mod bench;
 pub mod chat;
 pub mod demo;
 pub mod doctor;

@@ -119,7 +119,7 @@ impl Loop {
                 drop(reply.send(positions));
             }
             Command::Configure { id, budget, policy, reply } => {
-                let scratch = &mut self.work.scratch;
+                let scratch = &self.work.scratch;
                 let configured = self.sequences.get_mut(&id).map(|sequence| {
                     sequence.cache.configure(budget, policy, self.decoder.rope(), scratch);
                     (sequence.cache.freeze(), sequence.cache.logical())
@@ -417,6 +417,6 @@ fn make_room_for(
     let opens_tool_call = Some(token) == tool_call_token;
     let is_half_full = cache.kept() > budget.n_slots + budget.n_buffer / 2;
     if cache.is_full() || (opens_tool_call && is_half_full) {
-        cache.compact(decoder.rope(), &mut work.scratch);
+        cache.compact(decoder.rope(), &work.scratch);
     }
 }

@@ -8,6 +8,7 @@
 pub mod attention;
 pub mod matmul;
 pub mod norm;
+pub mod panels;
 pub mod simd;
 
 /// Instruction sets of this CPU that the kernels use, by name; none where they run portably.

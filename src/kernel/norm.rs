@@ -44,6 +44,44 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
+/// Turns logits into weights that sum to one.
+pub fn softmax(row: &mut [f32]) {
+    dispatch(Softmax { row });
+}
+
+struct Softmax<'a> {
+    row: &'a mut [f32],
+}
+
+impl Kernel for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let mut tops = [f32::NEG_INFINITY; LANES];
+        let (whole, rest) = self.row.as_chunks_mut::<LANES>();
+        for chunk in &*whole {
+            for (top, x) in tops.iter_mut().zip(chunk) {
+                *top = if *x > *top { *x } else { *top };
+            }
+        }
+        let max = tops.iter().chain(&*rest).fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        let mut sums = [0f64; LANES];
+        for chunk in &mut *whole {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *x = exp(*x - max);
+                *sum += f64::from(*x);
+            }
+        }
+        for (sum, x) in sums.iter_mut().zip(&mut *rest) {
+            *x = exp(*x - max);
+            *sum += f64::from(*x);
+        }
+        let scale = (1.0 / sums.iter().sum::<f64>()) as f32;
+        self.row.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
 /// `gate = silu(gate) * up`, both of one length.
 pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate and up are of one length");
@@ -107,6 +145,20 @@ pub(super) fn exp(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_of_a_softmax_sum_to_one_and_keep_their_ratios() {
+        for n in [1, 7, 8, 21] {
+            let logits: Vec<f32> = (0..n).map(|i| (i * 37 % 11) as f32 - 90.0).collect();
+            let mut row = logits.clone();
+            softmax(&mut row);
+            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+            for (weight, logit) in row.iter().zip(&logits) {
+                let ratio = (logit - logits[0]).exp();
+                assert!((weight / row[0] / ratio - 1.0).abs() < 1e-6, "{n}");
+            }
+        }
+    }
 
     #[test]
     fn exp_is_within_two_in_ten_million() {

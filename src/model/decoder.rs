@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rayon::prelude::*;
+
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::layer::{Arithmetic, Layer, Rows, multiply};
@@ -137,8 +139,7 @@ impl Decoder {
         self.check_tokens(tokens)?;
         self.check_cache(cache, n_tokens)?;
         let shape = self.shape();
-        let arithmetic =
-            if n_tokens <= SHORT_BLOCK { Arithmetic::Rows } else { Arithmetic::Wide };
+        let arithmetic = if n_tokens <= SHORT_BLOCK { Arithmetic::Rows } else { Arithmetic::Wide };
         let Workspace { scratch, staging, rows, turns } = work;
         self.begin(tokens, first..first + n_tokens, rows, turns);
         for (layer_idx, layer) in self.layers.iter().enumerate() {
@@ -212,23 +213,26 @@ impl Decoder {
         self.begin(tokens, caches.iter().map(|cache| cache.logical()), rows, turns);
         for (layer_idx, layer) in self.layers.iter().enumerate() {
             layer.project(&self.config, Arithmetic::Rows, rows)?;
-            for (i, cache) in caches.iter_mut().enumerate() {
-                let queries = i * n_query..(i + 1) * n_query;
-                let keys = i * n_key..(i + 1) * n_key;
+            let sessions = (
+                rows.queries.par_chunks_exact_mut(n_query),
+                rows.keys.par_chunks_exact_mut(n_key),
+                rows.values.par_chunks_exact(n_key),
+                rows.mixed.par_chunks_exact_mut(n_query),
+                turns.par_chunks_exact(self.rope.n_pairs()),
+                caches.par_iter_mut(),
+            );
+            sessions.into_par_iter().for_each(|(queries, keys, values, mixed, turns, cache)| {
                 let position = cache.logical() as u32;
-                let layer_cache = cache.layer_mut(layer_idx);
-                layer_cache.observe(&rows.queries[queries.clone()], 1, position);
-                let turns = &turns[i * self.rope.n_pairs()..][..self.rope.n_pairs()];
-                self.rotate(&mut rows.queries[queries.clone()], turns);
-                self.rotate(&mut rows.keys[keys.clone()], turns);
-                cache.push(layer_idx, &rows.keys[keys.clone()], &rows.values[keys]);
+                cache.layer_mut(layer_idx).observe(queries, 1, position);
+                self.rotate(queries, turns);
+                self.rotate(keys, turns);
+                cache.push(layer_idx, keys, values);
                 let accumulates = cache.policy().accumulates_attention();
                 let (live, mass) = cache.layer_mut(layer_idx).slots_and_importance();
                 let attention = Attention { live, staged: None, shape: &shape };
                 let mass = accumulates.then_some(Mass { live: mass, staged: &mut [] });
-                let out = &mut rows.mixed[queries.clone()];
-                attend(&attention, &rows.queries[queries], 1, self.scale(), mass, out);
-            }
+                attend(&attention, queries, 1, self.scale(), mass, mixed);
+            });
             layer.finish(&self.config, Arithmetic::Rows, rows)?;
         }
         caches.iter_mut().for_each(|cache| cache.advance(1));

@@ -80,7 +80,7 @@ impl Session {
 
     fn decode_these(&mut self, tokens: Vec<Token>) {
         if self.cache.is_full() {
-            self.cache.compact(&Spin, &mut self.scratch);
+            self.cache.compact(&Spin, &self.scratch);
         }
         let position = self.cache.logical() as u32;
         for (layer_idx, token) in tokens.into_iter().enumerate() {
@@ -117,7 +117,7 @@ impl Session {
             }
             let queries = joined(|t| &t.query);
             self.cache.layer_mut(layer_idx).observe(&queries, n_tokens, first);
-            self.cache.absorb(layer_idx, &self.staging, &Spin, &mut self.scratch);
+            self.cache.absorb(layer_idx, &self.staging, &Spin, &self.scratch);
             self.tokens[layer_idx].extend(block);
         }
         self.cache.advance(n_tokens);
@@ -429,7 +429,7 @@ fn a_budget_beyond_the_session_changes_no_bit() {
             session.prefill(256);
             session.prefill(100);
             (0..44).for_each(|_| session.decode());
-            session.cache.compact(&Spin, &mut session.scratch);
+            session.cache.compact(&Spin, &session.scratch);
             session.check();
             session
         };
@@ -477,7 +477,7 @@ fn a_budget_within_the_window_keeps_the_newest_of_it() {
         let mut session = Session::new(by_name(name).unwrap(), 5, 2);
         (0..60).for_each(|_| session.decode());
         session.check();
-        session.cache.compact(&Spin, &mut session.scratch);
+        session.cache.compact(&Spin, &session.scratch);
         assert_eq!(session.kept(0, 0), [55, 56, 57, 58, 59], "{name}");
     }
 }
@@ -494,7 +494,7 @@ fn a_cache_without_queries_is_compacted_all_the_same() {
             }
             session.cache.advance(1);
         }
-        session.cache.compact(&Spin, &mut session.scratch);
+        session.cache.compact(&Spin, &session.scratch);
         session.check();
         assert_eq!(session.cache.kept(), 20, "{name}");
     }
@@ -540,7 +540,7 @@ fn equal_keys_and_values_leave_the_newest() {
             token.key.fill(0.0);
             session.decode_these(vec![token; SHAPE.n_layers]);
         }
-        session.cache.compact(&Spin, &mut session.scratch);
+        session.cache.compact(&Spin, &session.scratch);
         assert!(session.kept(0, 0).into_iter().eq(76..100), "{name}");
     }
 }
@@ -558,7 +558,7 @@ fn rkv_keeps_the_newest_of_each_group_of_duplicates() {
         token.query.fill(0.0);
         session.decode_these(vec![token; SHAPE.n_layers]);
     }
-    session.cache.compact(&Spin, &mut session.scratch);
+    session.cache.compact(&Spin, &session.scratch);
     for layer_idx in 0..SHAPE.n_layers {
         for head_idx in 0..SHAPE.n_kv_heads {
             let newest = 3 * n_groups as u32..4 * n_groups as u32;

@@ -1,5 +1,6 @@
 //! One test binary; each module is a chapter.
 
+mod bench;
 mod cli;
 mod compress;
 mod daemon;

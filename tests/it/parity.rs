@@ -93,7 +93,7 @@ pub fn step<E: KvElement>(decoder: &Decoder, cache: &mut KvCache<E>, tokens: &[u
     let (mut work, mut logits) = (Workspace::default(), Vec::new());
     for token in tokens {
         if cache.is_full() {
-            cache.compact(decoder.rope(), &mut work.scratch);
+            cache.compact(decoder.rope(), &work.scratch);
         }
         decoder.decode(&[*token], &mut [cache], &mut work, Some(&mut logits)).unwrap();
     }

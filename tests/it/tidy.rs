@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Modules from the wire down: each may name itself, what stands behind it, and `trajectory`.
 const LAYERS: &[&str] =
-    &["wire", "session", "ingest", "engine", "model", "kernel", "cache", "store"];
+    &["wire", "session", "ingest", "engine", "model", "cache", "kernel", "store"];
 
 /// Arrows that go against the order, each with its reason.
 const EXCEPTIONS: &[(&str, &str)] = &[

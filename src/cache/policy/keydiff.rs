@@ -3,8 +3,8 @@
 //! KeyDiff (arXiv 2504.15364): the negated cosine of a key with the mean of the unit keys. It asks
 //! no query and protects nothing.
 
-use super::super::panels::dot;
 use super::{HeadMemory, HeadView, Policy, Protection, Work};
+use crate::kernel::panels::dot;
 
 /// Distance from the mean direction.
 pub struct KeyDiff;

@@ -5,7 +5,8 @@ pub const LANES: usize = 8;
 
 /// The keys of one head in panels of eight slots, `[S / 8, D, 8]`, the last one filled up with
 /// zeros. Inner products with a panel run along the slots, so they need no sum across lanes and
-/// the compiler turns them into vector instructions by itself.
+/// the compiler turns them into vector instructions by itself: those of the
+/// [`Kernel`](super::simd::Kernel) that they are called from.
 #[derive(Default)]
 pub struct Panels {
     data: Vec<f32>,
@@ -21,16 +22,25 @@ impl Panels {
         self.data.resize(n_slots.div_ceil(LANES) * LANES * head_dim, 0.0);
         let panels = self.data.chunks_exact_mut(LANES * head_dim);
         for (panel, keys) in panels.zip(keys.chunks(LANES * head_dim)) {
-            for (lane, key) in keys.chunks_exact(head_dim).enumerate() {
-                for (to, &x) in panel[lane..].iter_mut().step_by(LANES).zip(key) {
-                    *to = x;
+            if keys.len() < LANES * head_dim {
+                for (lane, key) in keys.chunks_exact(head_dim).enumerate() {
+                    for (to, &x) in panel[lane..].iter_mut().step_by(LANES).zip(key) {
+                        *to = x;
+                    }
                 }
+                continue;
+            }
+            let keys: [&[f32]; LANES] =
+                std::array::from_fn(|lane| &keys[lane * head_dim..(lane + 1) * head_dim]);
+            for (i, to) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                *to = std::array::from_fn(|lane| keys[lane][i]);
             }
         }
     }
 
     /// Inner products of `row`, `[D]`, with the eight keys of a panel. Sums run in the same order
-    /// as in [`dot`], to the last bit.
+    /// as in [`dot`], to the last bit, whatever the instructions.
+    #[inline(always)]
     pub fn dots(&self, row: &[f32], panel_idx: usize) -> [f32; LANES] {
         let size = LANES * self.head_dim;
         let panel = &self.data[panel_idx * size..(panel_idx + 1) * size];
@@ -70,6 +80,22 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     }
     for ((a, b), sum) in a_rest.iter().zip(b_rest).zip(&mut sums) {
         *sum += a * b;
+    }
+    (sums[0] + sums[1]) + (sums[2] + sums[3])
+}
+
+/// The inner product of sums in f64 with a vector, itself in f64.
+#[inline(always)]
+pub fn dot_f64(a: &[f64], b: &[f32]) -> f64 {
+    let ((a_quads, a_rest), (b_quads, b_rest)) = (a.as_chunks::<4>(), b.as_chunks::<4>());
+    let mut sums = [0.0; 4];
+    for (a, b) in a_quads.iter().zip(b_quads) {
+        for i in 0..4 {
+            sums[i] += a[i] * f64::from(b[i]);
+        }
+    }
+    for ((a, &b), sum) in a_rest.iter().zip(b_rest).zip(&mut sums) {
+        *sum += a * f64::from(b);
     }
     (sums[0] + sums[1]) + (sums[2] + sums[3])
 }

@@ -1,0 +1,3 @@
+//! Measurements of the whole.
+
+pub mod speed;
