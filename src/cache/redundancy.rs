@@ -162,10 +162,10 @@ impl Kernel for FindMatches<'_> {
         let n_old = matches.iter().position(|&code| code == UNKNOWN).unwrap_or(n_slots);
         let row = |row_idx: usize| &unit[row_idx * head_dim..(row_idx + 1) * head_dim];
         let mut n_open = 0;
-        for row_idx in n_old..n_slots {
+        for (row_idx, code) in matches.iter_mut().enumerate().skip(n_old) {
             let found = newest_match(row(row_idx), row_idx, panels, n_old..n_slots);
             n_open += usize::from(found.is_none());
-            matches[row_idx] = found.unwrap_or(UNKNOWN);
+            *code = found.unwrap_or(UNKNOWN);
         }
         // An old row meets the new columns, and by the same products the new rows that are still
         // open meet it: from the newest old one down, so the first to match is the newest.
