@@ -3,11 +3,7 @@
 #
 #   LLAMACPP_BENCH=/path/to/llamacpp-bench benches/side_by_side.sh MODEL.gguf
 #
-# LLAMACPP_BENCH is a program that takes `MODEL.gguf --threads N --prefill N --depths N,N
-# --decode N --seqs N --fa on|off` and prints JSON lines {"what":"prefill","tok_s":..} and
-# {"what":"decode","depth":..,"seqs":..,"tok_s":..}: some hundred lines of Rust on the crate
-# llama-cpp-2, or llama.cpp's own llama-batched-bench behind a small script. Build it with
-# optimisations for this machine (RUSTFLAGS="-C target-cpu=native").
+# LLAMACPP_BENCH is the program that benches/llamacpp builds (see its Cargo.toml).
 #
 # Its threads spin while they wait, so on a machine that does other work too it looks slower than
 # it is: the load is printed with the result. Set by variables: ATTAR (the program), ROUNDS (3),

@@ -1,6 +1,7 @@
 //! Attar runs reasoning models for coding agents under a fixed KV-cache budget.
 //!
-//! Modules are listed in the order in which a message passes through them.
+//! Modules are listed in the order in which a message passes through them. `config` and
+//! `trajectory` are data that all may name, `eval` measures the whole from outside.
 
 pub mod config;
 pub mod trajectory;
