@@ -1,6 +1,7 @@
 //! `attar chat`: an interactive session with the daemon.
 
 use std::io::{self, IsTerminal, Write, stdout};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -183,6 +184,8 @@ async fn connect_or_start(path: &Path, model: Option<&str>) -> anyhow::Result<Cl
         .arg(path)
         .arg("--model")
         .arg(model)
+        // Not in our process group: Ctrl-C here ends an answer, not the daemon.
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

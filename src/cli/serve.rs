@@ -28,7 +28,7 @@ pub struct ServeCommand {
     #[arg(long, env = "ATTAR_TCP", value_name = "ADDR")]
     tcp: Option<String>,
     /// Serve one client over stdin and stdout instead of a socket.
-    #[arg(long, conflicts_with_all = ["socket", "tcp"])]
+    #[arg(long)]
     stdio: bool,
     /// Settings file (TOML; the same names as the flags).
     #[arg(long, env = "ATTAR_CONFIG", value_name = "FILE")]
@@ -57,7 +57,7 @@ impl ServeCommand {
             None => None,
         };
         for path in store.set_aside() {
-            tracing::warn!(path = %path.display(), "a damaged database was set aside; text is kept");
+            tracing::warn!(path = %path.display(), "a damaged database was set aside; a damaged cache costs time, a damaged history its sessions");
         }
         let sessions = local::sessions(&config, store);
         let daemon = Arc::new(Daemon {

@@ -89,12 +89,18 @@ impl SessionsCommand {
         params: Value,
         open: impl Fn() -> anyhow::Result<Store>,
     ) -> anyhow::Result<Value> {
-        let path = self.socket.clone().unwrap_or_else(socket::default_path);
-        if let Ok(mut client) = Client::connect(&path).await {
-            return Ok(client.call(method, params).await?);
-        }
         let config = self.settings.clone().check()?;
-        let sessions = local::sessions(&config, open()?);
+        let store = match open() {
+            Ok(store) => store,
+            // Whoever holds this very store answers for it.
+            Err(locked) if is_locked(&locked) => {
+                let path = self.socket.clone().unwrap_or_else(socket::default_path);
+                let Ok(mut client) = Client::connect(&path).await else { return Err(locked) };
+                return Ok(client.call(method, params).await?);
+            }
+            Err(error) => return Err(error),
+        };
+        let sessions = local::sessions(&config, store);
         let id = params["session"].as_str().unwrap_or_default();
         Ok(match method {
             "session/show" => json!(sessions.show(id).await?),
@@ -105,6 +111,10 @@ impl SessionsCommand {
             _ => json!({"sessions": sessions.list().await?}),
         })
     }
+}
+
+fn is_locked(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::Locked { .. }))
 }
 
 fn export(store: &Store, session: &str, file: &Path) -> anyhow::Result<()> {

@@ -60,7 +60,7 @@ impl Loop {
                 }
                 match self.inbox.blocking_recv() {
                     Some(Command::Stop) | None => break 'work,
-                    Some(command) => self.handle(command),
+                    Some(command) => self.guarded(|own| own.handle(command)),
                 }
             }
             loop {
@@ -68,26 +68,42 @@ impl Loop {
                     Ok(Command::Stop) | Err(mpsc::error::TryRecvError::Disconnected) => {
                         break 'work;
                     }
-                    Ok(command) => self.handle(command),
+                    Ok(command) => self.guarded(|own| own.handle(command)),
                     Err(mpsc::error::TryRecvError::Empty) => break,
                 }
             }
-            let started = Instant::now();
-            self.read_one();
-            let reading = started.elapsed();
-            // A block takes as long as many steps: those who generate get as much time in turn.
-            let decoding = Instant::now();
-            while self.decode_all() && decoding.elapsed() < reading && self.inbox.is_empty() {}
+            self.guarded(Self::work_in_turn);
         }
         for id in self.sequences.keys().copied().collect::<Vec<_>>() {
             self.remove(id);
         }
     }
 
+    /// One block, and then as much time for those who generate, since a block takes as long as
+    /// many steps.
+    fn work_in_turn(&mut self) {
+        let started = Instant::now();
+        self.read_one();
+        let reading = started.elapsed();
+        let decoding = Instant::now();
+        while self.decode_all() && decoding.elapsed() < reading && self.inbox.is_empty() {
+            self.finish_cancelled();
+        }
+    }
+
+    /// Does some work; where it panics outside a step, nobody knows whose cache is whole, so all
+    /// go. Their owners have them, or the text they are made from.
+    fn guarded(&mut self, work: impl FnOnce(&mut Self)) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(self))) {
+            let all: Vec<_> = self.sequences.keys().copied().collect();
+            self.recover(&all, &*panic);
+        }
+    }
+
     fn handle(&mut self, command: Command) {
         self.clock += 1;
         match command {
-            Command::Read { feed, wait, reply } => match self.accept(feed) {
+            Command::Read { feed, wait, reply } => match self.accept(feed, false) {
                 Ok(sequence) if wait && sequence.can_read() => {
                     sequence.job = Job::Reading(reply);
                 }
@@ -95,7 +111,7 @@ impl Loop {
                 Ok(sequence) => drop(reply.send(Ok(sequence.stats()))),
                 Err(error) => drop(reply.send(Err(error))),
             },
-            Command::Generate { feed, generate, reply } => match self.accept(feed) {
+            Command::Generate { feed, generate, reply } => match self.accept(feed, true) {
                 Ok(sequence) if sequence.pending.is_empty() => {
                     drop(reply.send(Err(EngineError::EmptyPrompt)));
                 }
@@ -137,12 +153,17 @@ impl Loop {
     }
 
     /// Takes tokens, and a cache where there is one, into the engine's keeping.
-    fn accept(&mut self, feed: Feed) -> Result<&mut Sequence, EngineError> {
+    ///
+    /// One that finds no room is refused, or, where it `waits`, paid for before its first step.
+    fn accept(&mut self, feed: Feed, waits: bool) -> Result<&mut Sequence, EngineError> {
         if let Some(cache) = feed.cache {
             self.remove(feed.id);
-            let charged = cache.bytes();
+            let mut charged = cache.bytes();
             if !self.make_room(feed.id, charged) {
-                return Err(self.out_of_memory(&cache));
+                if !waits {
+                    return Err(self.out_of_memory(&cache));
+                }
+                charged = 0;
             }
             let sequence = Sequence {
                 cache,
@@ -263,8 +284,9 @@ impl Loop {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let (logical, forced) = (sequence.cache.logical(), sequence.is_forced());
         let Some(next) = sequence.pending.take(logical, forced) else { return };
-        let wants_logits =
-            matches!(sequence.job, Job::Generating(_)) && sequence.pending.is_empty();
+        let wants_logits = matches!(sequence.job, Job::Generating(_))
+            && sequence.pending.is_empty()
+            && matches!(next, Next::Block(_));
         if let Job::Generating(generation) = &mut sequence.job {
             generation.start();
         }
@@ -340,7 +362,6 @@ impl Loop {
             }
         }
         // Parking for one may have taken nobody who generates, so the batch still stands.
-        let started = Instant::now();
         let mut tokens = Vec::with_capacity(batch.len());
         let mut caches = Vec::with_capacity(batch.len());
         let (decoder, work, logits) = (&self.decoder, &mut self.work, &mut self.logits);
@@ -359,6 +380,7 @@ impl Loop {
         if tokens.is_empty() {
             return false;
         }
+        let started = Instant::now();
         let step = catch_unwind(AssertUnwindSafe(|| {
             decoder.decode(&tokens, &mut caches, work, Some(logits))
         }));

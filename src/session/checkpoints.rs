@@ -12,13 +12,7 @@ impl Sessions {
         guard.touch().await?;
         let name = name.unwrap_or_else(|| format!("c{}", guard.header.updated_ms));
         let (store, from, to) = (self.store().clone(), id.to_owned(), checkpoint_id(id, &name));
-        blocking(move || {
-            if store.header(&to)?.is_some() {
-                store.delete(&to)?;
-            }
-            Ok(store.copy(&from, &to)?)
-        })
-        .await?;
+        blocking(move || Ok(store.replace(&from, &to)?)).await?;
         Ok(name)
     }
 

@@ -154,7 +154,6 @@ impl Writer {
 
     /// Gives out what was held back.
     fn flush(&mut self) {
-        // Bytes that are no text are left out, as everywhere.
         let rest = self.detokenizer.finish(&self.tokenizer).unwrap_or_default();
         let mut parts = self.splitter.push(&rest);
         parts.extend(self.splitter.finish());

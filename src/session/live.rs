@@ -25,8 +25,9 @@ pub struct Session {
     pub sequence: SequenceId,
     /// Runs that the engine has been given; none while it does not hold the session.
     handed: Option<usize>,
-    /// A write failed in such a way that the store no longer has what this session has.
-    is_stale: bool,
+    /// The conversation holds what the store does not, or the other way round: from the first
+    /// change of a turn to its commit, and after a write that failed half-way.
+    pub(super) is_stale: bool,
     pub(super) store: Store,
 }
 
@@ -286,7 +287,10 @@ impl Session {
         mark: Mark,
     ) -> Result<(), SessionError> {
         match self.store_turn(frozen).await {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.is_stale = false;
+                Ok(())
+            }
             Err(error) => {
                 self.conversation.rewind(mark);
                 self.leave_engine().await;

@@ -241,7 +241,12 @@ impl Sessions {
             header.fingerprint.clone_from(&model.fingerprint);
         }
         let tools = header.tools.clone();
+        let limit = model.decoder.config().context_length;
         let conversation = blocking(move || Conversation::restore(model, tools, entries)).await?;
+        let asked = conversation.n_tokens() + conversation.n_open_tokens()?;
+        if request.rebuild && asked >= limit {
+            return Err(SessionError::ContextOverflow { limit, asked });
+        }
         let mut session = self.session(id, header, conversation);
         if is_other || has_other_tools {
             session.rewrite().await?;
@@ -448,7 +453,8 @@ impl Sessions {
                 return Err(SessionError::NotFound(key));
             }
             let prefix = checkpoint_id(&key, "");
-            for (known, _) in store.list()? {
+            // Checkpoints sort behind their session and go first: none outlives it.
+            for (known, _) in store.list()?.into_iter().rev() {
                 if known == key || known.starts_with(&prefix) {
                     store.delete(&known)?;
                 }

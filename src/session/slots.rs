@@ -39,7 +39,9 @@ impl Slot {
         self.refuse_while_generating(id)?;
         if session.as_ref().is_some_and(Session::is_stale) {
             // What is stored is the truth; it is read when the session is opened again.
-            *session = None;
+            if let Some(mut stale) = session.take() {
+                stale.leave_engine().await;
+            }
         }
         Ok(session)
     }

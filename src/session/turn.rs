@@ -63,7 +63,9 @@ pub async fn generate(
         Ok(generated) => generated,
         Err(error) => {
             session.conversation.rewind(mark);
+            session.is_stale = false;
             session.leave_engine().await;
+            session.forget_partial().await;
             return Err(error);
         }
     };
@@ -114,6 +116,7 @@ impl Session {
     /// Puts messages into tokens, and the opening of an answer behind them.
     fn open_turn(&mut self, messages: Vec<Message>) -> Result<Mark, SessionError> {
         let mark = self.conversation.mark();
+        self.is_stale = true;
         let open = || {
             messages.into_iter().try_for_each(|message| self.conversation.push(message))?;
             self.conversation.open_turn()?;
@@ -122,6 +125,7 @@ impl Session {
         let opened = open();
         if opened.is_err() {
             self.conversation.rewind(mark);
+            self.is_stale = false;
         }
         opened.map(|()| mark)
     }
@@ -130,6 +134,7 @@ impl Session {
     fn take_in(&mut self, messages: Vec<Message>) -> Result<(Mark, Taken), SessionError> {
         let mark = self.conversation.mark();
         let mut n_tokens = Vec::with_capacity(messages.len());
+        self.is_stale = true;
         let take_in = || {
             for message in messages {
                 n_tokens.push(self.model().tokenizer.encode_plain(&message.content)?.len());
@@ -143,6 +148,7 @@ impl Session {
             Ok(n_open) => Ok((mark, Taken { n_tokens, n_open })),
             Err(error) => {
                 self.conversation.rewind(mark);
+                self.is_stale = false;
                 Err(error)
             }
         }
@@ -255,6 +261,14 @@ impl Session {
                 tracing::warn!(session = self.id, %error, "an unfinished turn cannot be read");
                 None
             }
+        }
+    }
+
+    /// A generation that failed was not cut off by a crash: its log goes.
+    async fn forget_partial(&self) {
+        let (store, id) = (self.store.clone(), self.id.clone());
+        if let Err(error) = blocking(move || Ok(store.clear_partial(&id)?)).await {
+            tracing::warn!(session = self.id, %error, "the log of a failed generation stays");
         }
     }
 

@@ -283,15 +283,17 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NotFound`] where there is no `from`; on any error the text of `to` is as it
-    /// was, or, where only its image could not be kept, that of `from`.
+    /// was. An image that could not be kept is logged, and computed again.
     pub fn replace(&self, from: &str, to: &str) -> Result<(), StoreError> {
         check_id(to)?;
         let mut parts = self.parts(from)?;
         let session = parts.read(from)?;
         parts.images.remove(to)?;
         parts.texts.overwrite(to, &session.header, &session.entries)?;
-        if let Some(image) = &session.image {
-            parts.images.save(to, session.entries.len() as u64, image)?;
+        if let Some(image) = &session.image
+            && let Err(err) = parts.images.save(to, session.entries.len() as u64, image)
+        {
+            tracing::warn!(session = to, %err, "cache could not be stored");
         }
         Ok(())
     }

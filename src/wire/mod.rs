@@ -2,7 +2,7 @@
 //!
 //! A message passes through these modules in order. [`frame`] cuts bytes into JSON texts,
 //! [`rpc`] reads the envelope, [`pending`] sees to exactly one answer an id, and [`server`] hands
-//! each [`Call`] to a [`Service`] on a connection of its own. Nothing here knows a method's name
+//! each [`Call`] to a [`Service`] on a connection of its own. The transport knows no method's name
 //! but `$/cancelRequest`, which belongs to the transport.
 
 pub mod auth;

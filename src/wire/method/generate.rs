@@ -96,7 +96,8 @@ impl Params {
                 top_p: sampling.top_p.unwrap_or(1.0),
                 top_k: sampling.top_k.unwrap_or(0),
                 min_p: sampling.min_p.unwrap_or(0.0),
-                seed: sampling.seed.unwrap_or_else(rand::random),
+                // Below 2^53, so that clients whose numbers are doubles can say it again.
+                seed: sampling.seed.unwrap_or_else(|| rand::random::<u64>() >> 11),
                 repetition_penalty: sampling.repetition_penalty.unwrap_or(1.0),
             },
             stop: self.stop.clone(),
