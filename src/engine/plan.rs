@@ -49,12 +49,13 @@ impl Pending {
 
     /// Whether [`Self::take`] would give anything.
     pub fn is_ready(&self, position: usize, forced: bool) -> bool {
-        let Some(first) = self.runs.front() else { return false };
-        !self.is_empty()
-            && (first.kind == RunKind::Generated
-                || forced
-                || self.runs.len() > 1
-                || first.tokens.len() >= BLOCK - position % BLOCK)
+        // A border in front has done its work: nothing is left before it.
+        let mut runs = self.runs.iter().skip_while(|run| run.tokens.is_empty());
+        let Some(first) = runs.next() else { return false };
+        first.kind == RunKind::Generated
+            || forced
+            || runs.next().is_some()
+            || first.tokens.len() >= BLOCK - position % BLOCK
     }
 
     /// The next piece for a sequence whose next token has `position`. A block that more tokens
@@ -131,6 +132,7 @@ mod tests {
         pending.push(Run::generated(Vec::new()));
         pending.push(Run::prompt(vec![2; 3]));
         assert_eq!(pending.take(0, true), Some(Next::Block(vec![1; 3])));
+        assert!(!pending.is_ready(3, false), "the rest is shorter than a block");
         assert_eq!(pending.take(3, true), Some(Next::Block(vec![2; 3])));
         assert!(pending.is_empty());
     }

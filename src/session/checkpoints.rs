@@ -8,6 +8,11 @@ use super::registry::{Open, Opened, Sessions, checkpoint_id, new_id};
 impl Sessions {
     /// Keeps the session as it is now under a name of its own.
     pub async fn checkpoint(&self, id: &str, name: Option<String>) -> Result<String, SessionError> {
+        if name.as_ref().is_some_and(|name| name.is_empty() || name.contains(':')) {
+            return Err(SessionError::Invalid(
+                "a checkpoint's name is not empty and has no `:`".to_owned(),
+            ));
+        }
         let mut guard = self.guard(id).await?;
         guard.touch().await?;
         let name = name.unwrap_or_else(|| format!("c{}", guard.header.updated_ms));

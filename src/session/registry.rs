@@ -110,9 +110,10 @@ impl Sessions {
             Some(id) => id.clone(),
             None => new_id(),
         };
-        if id.contains(CHECKPOINT) {
+        let reserved = CHECKPOINT.trim_end_matches(':');
+        if id.contains(reserved) {
             return Err(SessionError::Invalid(format!(
-                "session id `{id}` contains `{CHECKPOINT}`, which names checkpoints"
+                "session id `{id}` contains `{reserved}`, which names checkpoints"
             )));
         }
         let mut place = self.slots.hold(&id).await?;
