@@ -29,7 +29,8 @@ use crate::engine::CacheStats;
 use crate::model::registry;
 use crate::session::{SessionError, Sessions};
 
-/// Everything that methods need.
+/// Everything that methods need. Clones share it.
+#[derive(Clone)]
 pub struct Daemon {
     pub sessions: Arc<Sessions>,
     /// What TCP clients must show.
@@ -70,28 +71,45 @@ impl Service for Daemon {
             let text = "send `initialize` with the daemon's token first";
             return Err(RpcError::of(Kind::Unauthorized, text));
         }
-        match method.as_str() {
-            "initialize" => initialize::call(self, &call),
-            "session/open" => open::call(self, &call).await,
-            "session/configure" => configure::call(self, &call).await,
-            "session/append" => append::call(self, &call).await,
-            "session/generate" => generate::call(self, &call).await,
-            "session/attach" => attach::call(self, &call).await,
-            "session/cancel" => cancel::call(self, &call).await,
-            "session/checkpoint" => checkpoint::checkpoint(self, &call).await,
-            "session/rollback" => checkpoint::rollback(self, &call).await,
-            "session/fork" => fork::call(self, &call).await,
-            "session/inspect" => inspect::call(self, &call).await,
-            "session/list" => manage::list(self, &call).await,
-            "session/show" => manage::show(self, &call).await,
-            "session/close" => manage::close(self, &call).await,
-            "session/delete" => manage::delete(self, &call).await,
-            "model/list" => model::list(self, &call),
-            "model/load" => model::load(self, &call).await,
-            "model/unload" => model::unload(self, &call).await,
-            "daemon/status" => daemon::status(self, &call).await,
-            "daemon/shutdown" => daemon::shutdown(self, &call),
-            _ => Err(RpcError::method_not_found(&method)),
+        if method == "session/generate" {
+            // What it has generated so far is its answer when it is cancelled.
+            return generate::call(self, &call).await;
+        }
+        // Work that has begun is never left half-done: a client that cancels is told so at once,
+        // and the task runs to its end.
+        let (daemon, cancel) = (self.clone(), call.cancel.clone());
+        let task = tokio::spawn(async move { daemon.dispatch(&call).await });
+        match cancel.run_until_cancelled(task).await {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(fault)) => Err(RpcError::internal(fault)),
+            None => Err(Call::cancelled_error()),
+        }
+    }
+}
+
+impl Daemon {
+    async fn dispatch(&self, call: &Call) -> Result<Value, RpcError> {
+        match call.method.as_str() {
+            "initialize" => initialize::call(self, call),
+            "session/open" => open::call(self, call).await,
+            "session/configure" => configure::call(self, call).await,
+            "session/append" => append::call(self, call).await,
+            "session/attach" => attach::call(self, call).await,
+            "session/cancel" => cancel::call(self, call).await,
+            "session/checkpoint" => checkpoint::checkpoint(self, call).await,
+            "session/rollback" => checkpoint::rollback(self, call).await,
+            "session/fork" => fork::call(self, call).await,
+            "session/inspect" => inspect::call(self, call).await,
+            "session/list" => manage::list(self, call).await,
+            "session/show" => manage::show(self, call).await,
+            "session/close" => manage::close(self, call).await,
+            "session/delete" => manage::delete(self, call).await,
+            "model/list" => model::list(self, call),
+            "model/load" => model::load(self, call).await,
+            "model/unload" => model::unload(self, call).await,
+            "daemon/status" => daemon::status(self, call).await,
+            "daemon/shutdown" => daemon::shutdown(self, call),
+            _ => Err(RpcError::method_not_found(&call.method)),
         }
     }
 }

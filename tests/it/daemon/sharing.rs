@@ -229,3 +229,20 @@ async fn opening_closing_and_deleting_at_once_neither_hangs_nor_loses_a_message(
         peer.ok("session/close", json!({"session": "a"})).await;
     }
 }
+
+#[tokio::test]
+async fn a_cancelled_call_is_answered_at_once_and_done_to_its_end() {
+    let daemon = Daemon::start().await;
+    let mut peer = daemon.peer().await;
+    peer.open("a").await;
+    let answer = json!({"role": "assistant", "content": "So."});
+    let messages = json!([user(&long_text())[0], answer, user("Next.")[0]]);
+    peer.ok("session/append", json!({"session": "a", "messages": messages})).await;
+
+    let inspect = json!({"session": "a", "what": "kept"});
+    let id = peer.0.send("session/inspect", inspect.clone()).await.unwrap();
+    peer.0.cancel(id).await.unwrap();
+    assert_eq!(peer.answer(id).await.unwrap_err().code, -32_800);
+    let kept = peer.ok("session/inspect", inspect).await;
+    assert!(kept["logical"].as_u64().unwrap() > 10_000, "all of it was read: {}", kept["logical"]);
+}
