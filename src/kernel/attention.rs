@@ -1,7 +1,7 @@
 //! Attention of new tokens over the slots of one layer.
 //!
 //! The slots that a token sees, live ones and then staged ones, are cut into ranges of
-//! [`RANGE`]. Each range gives a partial result (Milakov and Gimelshein, 2018), and these are
+//! `RANGE`. Each range gives a partial result (Milakov and Gimelshein, 2018), and these are
 //! joined in order; so a token's result has the same bits whether it comes alone, with its own key
 //! already among the live ones, or in a block, and whatever the number of threads.
 

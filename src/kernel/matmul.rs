@@ -1,7 +1,7 @@
 //! Weight matrices and their products with rows of activations.
 //!
-//! Quantised weights keep the numbers of their file, repacked by [`packed`] so that eight rows are
-//! multiplied at a time; others are held as they come ([`dense`]).
+//! Quantised weights keep the numbers of their file, repacked by `packed` so that eight rows are
+//! multiplied at a time; others are held as they come (`dense`).
 
 mod activations;
 mod dense;

@@ -9,7 +9,7 @@ pub(super) const GUARD: char = '\u{FDD0}';
 /// The special tokens of a vocabulary, so that message content cannot forge them.
 ///
 /// A chat template gets the content with each special token broken by a mark behind its first
-/// character; [`Tokenizer::encode`] does not recognise a broken one and takes the mark out. The
+/// character; [`super::Tokenizer::encode`] does not recognise a broken one and takes the mark out. The
 /// template sees everything else as it is, so it may trim, search, split or escape.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
