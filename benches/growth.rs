@@ -3,7 +3,7 @@
 //! `cargo bench --bench growth -- [turns]`
 
 #[path = "../tests/it/restart/daemon.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tests, whose file this is, use more of it")]
 mod daemon;
 
 use std::fs;
