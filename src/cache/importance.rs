@@ -138,24 +138,38 @@ impl Kernel for Logits<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, simd: S) {
         let Self { head, queries, panels, merges_group, logits, stride } = self;
         let scale = 1.0 / (head.head_dim as f32).sqrt();
+        let mut put = |query_idx: usize, dots: [f32; LANES], first: usize| {
+            let dots = dots.map(|x| x * scale);
+            let (row_idx, group_idx) = if merges_group {
+                (query_idx / head.n_groups, query_idx % head.n_groups)
+            } else {
+                (query_idx, 0)
+            };
+            let row = &mut logits[row_idx * stride..][first..first + LANES];
+            if group_idx == 0 {
+                row.copy_from_slice(&dots);
+            } else {
+                row.iter_mut().zip(dots).for_each(|(x, dot)| *x = x.max(dot));
+            }
+        };
         for panel_idx in 0..stride / LANES {
-            let lanes = panel_idx * LANES..(panel_idx + 1) * LANES;
-            for (query_idx, query) in queries.chunks_exact(head.head_dim).enumerate() {
-                let dots = panels.dots(query, panel_idx).map(|x| x * scale);
-                let (row_idx, group_idx) = if merges_group {
-                    (query_idx / head.n_groups, query_idx % head.n_groups)
-                } else {
-                    (query_idx, 0)
-                };
-                let row = &mut logits[row_idx * stride..][lanes.clone()];
-                if group_idx == 0 {
-                    row.copy_from_slice(&dots);
-                } else {
-                    row.iter_mut().zip(dots).for_each(|(x, dot)| *x = x.max(dot));
+            let first = panel_idx * LANES;
+            let mut threes = queries.chunks_exact(3 * head.head_dim);
+            for (i, three) in threes.by_ref().enumerate() {
+                let (a, rest) = three.split_at(head.head_dim);
+                let (b, c) = rest.split_at(head.head_dim);
+                for (r, dots) in panels.dots_of(simd, [a, b, c], panel_idx).into_iter().enumerate()
+                {
+                    put(3 * i + r, dots, first);
                 }
+            }
+            let n_left = threes.remainder().len() / head.head_dim;
+            let n_done = queries.len() / head.head_dim - n_left;
+            for (i, query) in threes.remainder().chunks_exact(head.head_dim).enumerate() {
+                put(n_done + i, panels.dots(simd, query, panel_idx), first);
             }
         }
     }

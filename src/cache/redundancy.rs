@@ -29,6 +29,9 @@ pub const UNKNOWN: i32 = i32::MIN;
 /// Cosine above which two keys match.
 pub const THRESHOLD: f32 = 0.5;
 
+/// Old rows that meet a panel together.
+const ROWS: usize = 3;
+
 /// Nothing that has been tried matches.
 pub(super) const NONE: i32 = -1;
 
@@ -51,35 +54,61 @@ pub fn redundancy<'a>(
     work: &'a mut RedundancyWork,
 ) -> &'a [f32] {
     let RedundancyWork { panels, unit, sum, result } = work;
-    normalise(keys, head_dim, unit);
+    dispatch(Normalise { keys, head_dim, unit });
     panels.fill(unit, head_dim);
     dispatch(FindMatches { unit, head_dim, panels, matches });
-
-    sum.clear();
-    sum.resize(head_dim, 0.0);
-    for key in unit.chunks_exact(head_dim) {
-        sum.iter_mut().zip(key).for_each(|(sum, &x)| *sum += f64::from(x));
-    }
-    let key_of = |slot_idx: usize| &unit[slot_idx * head_dim..(slot_idx + 1) * head_dim];
-    result.clear();
-    result.extend(unit.chunks_exact(head_dim).map(|key| dot_f64(sum, key) as f32 - dot(key, key)));
-    for (row_idx, &code) in matches.iter().enumerate() {
-        let column_idx = code.max(0) as usize;
-        if column_idx != row_idx {
-            result[column_idx] -= dot(key_of(row_idx), key_of(column_idx));
-        }
-    }
-    let n_slots = result.len() as f32;
-    result.iter_mut().for_each(|x| *x /= n_slots);
+    dispatch(ColumnMeans { unit, head_dim, matches, sum, means: result });
     softmax(result);
     result
+}
+
+/// The mean of each column of cosines without what is exempt, from the sum of all unit keys.
+struct ColumnMeans<'a> {
+    unit: &'a [f32],
+    head_dim: usize,
+    matches: &'a [i32],
+    sum: &'a mut Vec<f64>,
+    /// `[S]`
+    means: &'a mut Vec<f32>,
+}
+
+impl Kernel for ColumnMeans<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { unit, head_dim, matches, sum, means } = self;
+        sum.clear();
+        sum.resize(head_dim, 0.0);
+        for key in unit.chunks_exact(head_dim) {
+            for (sum, &x) in sum.iter_mut().zip(key) {
+                *sum += f64::from(x);
+            }
+        }
+        means.clear();
+        means.resize(matches.len(), 0.0);
+        for (mean, key) in means.iter_mut().zip(unit.chunks_exact(head_dim)) {
+            *mean = dot_f64(sum, key) as f32 - dot(key, key);
+        }
+        let key_of = |slot_idx: usize| &unit[slot_idx * head_dim..(slot_idx + 1) * head_dim];
+        for (row_idx, &code) in matches.iter().enumerate() {
+            let column_idx = code.max(0) as usize;
+            if column_idx != row_idx {
+                means[column_idx] -= dot(key_of(row_idx), key_of(column_idx));
+            }
+        }
+        let n_slots = means.len() as f32;
+        for mean in means {
+            *mean /= n_slots;
+        }
+    }
 }
 
 /// The same from all pairs and without memory, in `O(S² · D)`: the definition that [`redundancy`]
 /// is held against.
 pub fn redundancy_pairwise(keys: &[f32], head_dim: usize) -> Vec<f32> {
     let mut unit = Vec::new();
-    normalise(keys, head_dim, &mut unit);
+    dispatch(Normalise { keys, head_dim, unit: &mut unit });
     let n_slots = keys.len() / head_dim;
     let mut result = vec![0.0; n_slots];
     let mut cosines = vec![0.0; n_slots];
@@ -136,11 +165,28 @@ fn bound(evicted: i32) -> usize {
     (-2 - evicted) as usize
 }
 
-fn normalise(keys: &[f32], head_dim: usize, unit: &mut Vec<f32>) {
-    unit.clear();
-    for key in keys.chunks_exact(head_dim) {
-        let scale = 1.0 / (dot(key, key).sqrt() + 1e-8);
-        unit.extend(key.iter().map(|x| x * scale));
+/// Writes the unit keys, `[S, D]`.
+struct Normalise<'a> {
+    keys: &'a [f32],
+    head_dim: usize,
+    unit: &'a mut Vec<f32>,
+}
+
+impl Kernel for Normalise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { keys, head_dim, unit } = self;
+        unit.clear();
+        unit.resize(keys.len(), 0.0);
+        let units = unit.chunks_exact_mut(head_dim);
+        for (key, unit) in keys.chunks_exact(head_dim).zip(units) {
+            let scale = 1.0 / (dot(key, key).sqrt() + 1e-8);
+            for (unit, x) in unit.iter_mut().zip(key) {
+                *unit = x * scale;
+            }
+        }
     }
 }
 
@@ -156,49 +202,60 @@ impl Kernel for FindMatches<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, simd: S) {
         let Self { unit, head_dim, panels, matches } = self;
         let n_slots = matches.len();
         let n_old = matches.iter().position(|&code| code == UNKNOWN).unwrap_or(n_slots);
         let row = |row_idx: usize| &unit[row_idx * head_dim..(row_idx + 1) * head_dim];
         let mut n_open = 0;
         for (row_idx, code) in matches.iter_mut().enumerate().skip(n_old) {
-            let found = newest_match(row(row_idx), row_idx, panels, n_old..n_slots);
+            let found = newest_match(simd, row(row_idx), row_idx, panels, n_old..n_slots);
             n_open += usize::from(found.is_none());
             *code = found.unwrap_or(UNKNOWN);
         }
         // An old row meets the new columns, and by the same products the new rows that are still
         // open meet it: from the newest old one down, so the first to match is the newest.
-        for row_idx in (0..n_old).rev() {
-            let mut found = None;
+        let mut n_left = n_old;
+        while n_left > 0 {
+            // Rows that share the loads of a panel, the newest first.
+            let n_rows = n_left.min(ROWS);
+            let rows: [usize; ROWS] = std::array::from_fn(|i| n_left.saturating_sub(1 + i));
+            let mut found = [None; ROWS];
             for panel_idx in (n_old / LANES..n_slots.div_ceil(LANES)).rev() {
                 let first = panel_idx * LANES;
                 let columns = first.max(n_old)..n_slots.min(first + LANES);
-                if found.is_some() && (n_open == 0 || !matches[columns.clone()].contains(&UNKNOWN))
+                if found[..n_rows].iter().all(Option::is_some)
+                    && (n_open == 0 || !matches[columns.clone()].contains(&UNKNOWN))
                 {
                     continue;
                 }
-                let cosines = panels.dots(row(row_idx), panel_idx);
-                if !is_any_above_threshold(&cosines) {
-                    continue;
-                }
-                for column_idx in columns.rev() {
-                    if cosines[column_idx - first] > THRESHOLD {
-                        found = found.or(Some(column_idx as i32));
-                        if matches[column_idx] == UNKNOWN {
-                            matches[column_idx] = row_idx as i32;
-                            n_open -= 1;
+                let cosines = panels.dots_of(simd, rows.map(row), panel_idx);
+                for (i, cosines) in cosines[..n_rows].iter().enumerate() {
+                    if !is_any_above_threshold(cosines) {
+                        continue;
+                    }
+                    for column_idx in columns.clone().rev() {
+                        if cosines[column_idx - first] > THRESHOLD {
+                            found[i] = found[i].or(Some(column_idx as i32));
+                            if matches[column_idx] == UNKNOWN {
+                                matches[column_idx] = rows[i] as i32;
+                                n_open -= 1;
+                            }
                         }
                     }
                 }
             }
-            matches[row_idx] = match (found, matches[row_idx]) {
-                (Some(found), _) => found,
-                (None, code @ NONE..) => code,
-                (None, evicted) => {
-                    newest_match(row(row_idx), row_idx, panels, 0..bound(evicted)).unwrap_or(NONE)
-                }
-            };
+            for (&row_idx, found) in rows[..n_rows].iter().zip(found) {
+                matches[row_idx] = match (found, matches[row_idx]) {
+                    (Some(found), _) => found,
+                    (None, code @ NONE..) => code,
+                    (None, evicted) => {
+                        let below = 0..bound(evicted);
+                        newest_match(simd, row(row_idx), row_idx, panels, below).unwrap_or(NONE)
+                    }
+                };
+            }
+            n_left -= n_rows;
         }
         for code in &mut matches[n_old..] {
             *code = if *code == UNKNOWN { NONE } else { *code };
@@ -212,14 +269,15 @@ fn is_any_above_threshold(cosines: &[f32; LANES]) -> bool {
 }
 
 #[inline(always)]
-fn newest_match(
+fn newest_match<S: Simd>(
+    simd: S,
     row: &[f32],
     row_idx: usize,
     panels: &Panels,
     columns: std::ops::Range<usize>,
 ) -> Option<i32> {
     for panel_idx in (columns.start / LANES..columns.end.div_ceil(LANES)).rev() {
-        let cosines = panels.dots(row, panel_idx);
+        let cosines = panels.dots(simd, row, panel_idx);
         if !is_any_above_threshold(&cosines) {
             continue;
         }

@@ -1,12 +1,12 @@
 //! Keys laid out so that one vector meets eight of them at once.
 
+use super::simd::Simd;
+
 /// Slots of a panel.
 pub const LANES: usize = 8;
 
 /// The keys of one head in panels of eight slots, `[S / 8, D, 8]`, the last one filled up with
-/// zeros. Inner products with a panel run along the slots, so they need no sum across lanes and
-/// the compiler turns them into vector instructions by itself: those of the
-/// [`Kernel`](super::simd::Kernel) that they are called from.
+/// zeros. Inner products with a panel run along the slots, so they need no sum across lanes.
 #[derive(Default)]
 pub struct Panels {
     data: Vec<f32>,
@@ -38,50 +38,74 @@ impl Panels {
         }
     }
 
-    /// Inner products of `row`, `[D]`, with the eight keys of a panel. Sums run in the same order
-    /// as in [`dot`], to the last bit, whatever the instructions.
+    /// Inner products of `row`, `[D]`, with the eight keys of a panel.
     #[inline(always)]
-    pub fn dots(&self, row: &[f32], panel_idx: usize) -> [f32; LANES] {
+    pub fn dots<S: Simd>(&self, simd: S, row: &[f32], panel_idx: usize) -> [f32; LANES] {
+        let [dots] = self.dots_of(simd, [row], panel_idx);
+        dots
+    }
+
+    /// [`Self::dots`] of `R` rows, the same to the last bit. Three share each load of the panel,
+    /// and their sums still fit in sixteen registers.
+    #[inline(always)]
+    pub fn dots_of<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        rows: [&[f32]; R],
+        panel_idx: usize,
+    ) -> [[f32; LANES]; R] {
         let size = LANES * self.head_dim;
         let panel = &self.data[panel_idx * size..(panel_idx + 1) * size];
-        let (quads, rest) = row.as_chunks::<4>();
-        let (keys, tail) = panel.as_chunks::<LANES>().0.as_chunks::<4>();
-        // Four sums hide the latency of an addition; as four arrays they stay in registers.
-        let [mut a, mut b, mut c, mut d] = [[0.0; LANES]; 4];
-        for (xs, keys) in quads.iter().zip(keys) {
-            add_scaled(&mut a, xs[0], &keys[0]);
-            add_scaled(&mut b, xs[1], &keys[1]);
-            add_scaled(&mut c, xs[2], &keys[2]);
-            add_scaled(&mut d, xs[3], &keys[3]);
+        let (quads, tail) = panel.as_chunks::<LANES>().0.as_chunks::<4>();
+        let rows = rows.map(|row| row[..self.head_dim].as_chunks::<4>());
+        let row_quads = rows.map(|(row, _)| &row[..quads.len()]);
+        // Four sums a row hide the latency of an addition.
+        let mut sums = [[simd.splat(0.0); 4]; R];
+        for (i, quad) in quads.iter().enumerate() {
+            for lane in 0..4 {
+                let key = simd.load(&quad[lane]);
+                for r in 0..R {
+                    sums[r][lane] =
+                        simd.mul_add(simd.splat(row_quads[r][i][lane]), key, sums[r][lane]);
+                }
+            }
         }
-        for ((x, key), sum) in rest.iter().zip(tail).zip([&mut a, &mut b, &mut c]) {
-            add_scaled(sum, *x, key);
+        for (i, key) in tail.iter().enumerate() {
+            let key = simd.load(key);
+            for r in 0..R {
+                sums[r][i] = simd.mul_add(simd.splat(rows[r].1[i]), key, sums[r][i]);
+            }
         }
-        std::array::from_fn(|lane| (a[lane] + b[lane]) + (c[lane] + d[lane]))
+        let mut dots = [[0.0; LANES]; R];
+        let one = simd.splat(1.0);
+        for (dots, [a, b, c, d]) in dots.iter_mut().zip(sums) {
+            let (ab, cd) = (simd.mul_add(a, one, b), simd.mul_add(c, one, d));
+            simd.store(simd.mul_add(ab, one, cd), dots);
+        }
+        dots
     }
 }
 
-#[inline(always)]
-fn add_scaled(sum: &mut [f32; LANES], x: f32, key: &[f32; LANES]) {
-    for lane in 0..LANES {
-        sum[lane] += x * key[lane];
-    }
-}
-
-/// The inner product of two vectors, summed in four interleaved parts.
+/// The inner product of two vectors, summed in eight interleaved parts.
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let ((a_quads, a_rest), (b_quads, b_rest)) = (a.as_chunks::<4>(), b.as_chunks::<4>());
-    let mut sums = [0.0; 4];
-    for (a, b) in a_quads.iter().zip(b_quads) {
-        for i in 0..4 {
-            sums[i] += a[i] * b[i];
-        }
+    let ((a_lanes, a_rest), (b_lanes, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let mut sums = [0.0; LANES];
+    for (a, b) in a_lanes.iter().zip(b_lanes) {
+        add_products(&mut sums, a, b);
     }
     for ((a, b), sum) in a_rest.iter().zip(b_rest).zip(&mut sums) {
         *sum += a * b;
     }
-    (sums[0] + sums[1]) + (sums[2] + sums[3])
+    let [a, b, c, d, e, f, g, h] = sums;
+    ((a + e) + (b + f)) + ((c + g) + (d + h))
+}
+
+#[inline(always)]
+fn add_products(sums: &mut [f32; LANES], a: &[f32; LANES], b: &[f32; LANES]) {
+    for lane in 0..LANES {
+        sums[lane] += a[lane] * b[lane];
+    }
 }
 
 /// The inner product of sums in f64 with a vector, itself in f64.
@@ -105,6 +129,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::kernel::simd::{Kernel, dispatch};
+
+    struct Dots<'a, const R: usize> {
+        panels: &'a Panels,
+        rows: [&'a [f32]; R],
+        slot_idx: usize,
+    }
+
+    impl<const R: usize> Kernel for Dots<'_, R> {
+        type Output = [f32; R];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [f32; R] {
+            let dots = self.panels.dots_of(simd, self.rows, self.slot_idx / LANES);
+            dots.map(|dots| dots[self.slot_idx % LANES])
+        }
+    }
 
     proptest! {
         #[test]
@@ -118,8 +159,9 @@ mod tests {
             let mut panels = Panels::default();
             panels.fill(&keys, head_dim);
             for (slot_idx, key) in keys.chunks_exact(head_dim).enumerate() {
-                let found = panels.dots(&row, slot_idx / LANES)[slot_idx % LANES];
-                prop_assert_eq!(found, dot(&row, key));
+                let found = dispatch(Dots { panels: &panels, rows: [&row], slot_idx })[0];
+                let of_three = dispatch(Dots { panels: &panels, rows: [key, &row, key], slot_idx });
+                prop_assert_eq!(of_three[1], found);
                 let exact: f64 = row.iter().zip(key).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
                 prop_assert!((f64::from(found) - exact).abs() < 1e-4);
             }
