@@ -1,24 +1,25 @@
-//! The kernels at the shapes of the two small models: Qwen2.5-0.5B and SmolLM2-135M.
+//! The kernels at the shapes of small models.
 
 use std::hint::black_box;
 
 use attar::cache::kv::{CacheShape, Slots};
 use attar::kernel::attention::{Attention, attend};
 use attar::kernel::matmul::Matrix;
-use candle_core::quantized::GgmlDType;
+use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+use candle_core::{Device, Module, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Types with the `[n_rows, n_cols]` in which they occur.
-const MATRICES: [(GgmlDType, &[(usize, usize)]); 7] = [
+/// Types with the `[n_rows, n_cols]` in which they occur in Qwen2.5-Coder-0.5B and -1.5B (Q4_K_M)
+/// and in SmolLM2-135M (Q4_1).
+const MATRICES: [(GgmlDType, &[(usize, usize)]); 6] = [
     (GgmlDType::Q5_0, &[(896, 896), (4864, 896)]),
-    (GgmlDType::Q8_0, &[(896, 896), (896, 4864), (151_936, 896)]),
-    (GgmlDType::Q4_0, &[(4864, 896)]),
+    (GgmlDType::Q8_0, &[(128, 896), (49_152, 576)]),
     (GgmlDType::Q4_1, &[(576, 576), (576, 1536), (1536, 576)]),
-    (GgmlDType::Q4K, &[(896, 4864)]),
-    (GgmlDType::Q6K, &[(896, 4864)]),
+    (GgmlDType::Q4K, &[(896, 4864), (1536, 1536), (8960, 1536), (1536, 8960)]),
+    (GgmlDType::Q6K, &[(896, 4864), (1536, 8960)]),
     (GgmlDType::F16, &[(896, 4864)]),
 ];
 
@@ -27,31 +28,33 @@ fn noise(n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
 }
 
-/// Rows of a matrix a token: weights read in bytes a second at one token, arithmetic (two
-/// operations a weight) in elements a second everywhere.
+/// A matrix with 1 to 256 tokens, beside candle's product of the same bytes: weights read in
+/// bytes a second at one token, else operations (two a weight and token) a second.
 fn matmul(c: &mut Criterion) {
     for (dtype, shapes) in MATRICES {
         for &(n_rows, n_cols) in shapes {
-            let n_bytes = n_rows * n_cols / dtype.block_size() * dtype.type_size();
-            // Any bytes are weights; small ones keep scales finite.
-            let bytes: Vec<u8> = (0..n_bytes).map(|i| (i * 37 % 61) as u8).collect();
+            let values = Tensor::from_vec(noise(n_rows * n_cols), (n_rows, n_cols), &Device::Cpu);
+            let tensor =
+                QTensor::quantize(&values.expect("a matrix"), dtype).expect("whole blocks");
+            let bytes = tensor.data().expect("bytes of the CPU");
             let matrix = Matrix::from_ggml(dtype, &bytes, n_rows, n_cols).expect("whole blocks");
+            drop(bytes);
+            let candle = QMatMul::from_qtensor(tensor).expect("a matrix");
             let mut group = c.benchmark_group(format!("{dtype:?} {n_rows}x{n_cols}"));
             for n_tokens in [1, 4, 8, 16, 256] {
                 let x = noise(n_tokens * n_cols);
                 let mut out = vec![0.0; n_tokens * n_rows];
-                group.throughput(Throughput::Elements((2 * n_rows * n_cols * n_tokens) as u64));
-                if n_tokens == 1 {
-                    group.throughput(Throughput::Bytes(matrix.bytes() as u64));
-                }
-                group.bench_function(BenchmarkId::new("rows", n_tokens), |b| {
-                    b.iter(|| matrix.multiply_rows(black_box(&x), n_tokens, &mut out));
+                group.throughput(match n_tokens {
+                    1 => Throughput::Bytes(matrix.bytes() as u64),
+                    _ => Throughput::Elements((2 * n_rows * n_cols * n_tokens) as u64),
                 });
-                if n_tokens >= 16 && n_rows < 100_000 {
-                    group.bench_function(BenchmarkId::new("wide", n_tokens), |b| {
-                        b.iter(|| matrix.multiply_wide(black_box(&x), n_tokens, &mut out));
-                    });
-                }
+                group.bench_function(BenchmarkId::new("attar", n_tokens), |b| {
+                    b.iter(|| matrix.multiply(black_box(&x), n_tokens, &mut out));
+                });
+                let x = Tensor::from_vec(x, (n_tokens, n_cols), &Device::Cpu).expect("a matrix");
+                group.bench_function(BenchmarkId::new("candle", n_tokens), |b| {
+                    b.iter(|| candle.forward(black_box(&x)));
+                });
             }
         }
     }

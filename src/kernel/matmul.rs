@@ -10,6 +10,7 @@ mod output;
 mod packed;
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use candle_core::quantized::GgmlDType;
 use half::{bf16, f16};
@@ -26,14 +27,6 @@ const GROUP: usize = 8;
 
 /// Bytes of weights that are worth a task of their own.
 const TASK: usize = 64 * 1024;
-
-/// Weights that [`Matrix::multiply_wide`] widens at a time, unless that makes fewer rows than
-/// [`TILE_ROWS`].
-const TILE: usize = 128 * 1024;
-
-/// Fewest rows that are widened at a time: with fewer, reading the activations again for each tile
-/// would cost more than the products.
-const TILE_ROWS: usize = 64;
 
 /// Why a matrix cannot be made or multiplied.
 #[derive(Debug, thiserror::Error)]
@@ -97,13 +90,21 @@ macro_rules! each {
 
 /// What a form of weights can do.
 trait Form {
+    /// Whether it meets activations that are rounded to 8 bits.
+    const ROUNDS: bool;
+
     fn bytes(&self) -> usize;
 
-    /// Widens the rows from `first_row` on to f32, `[n, n_cols]`; `first_row` begins a group.
-    fn widen(&self, first_row: usize, out: &mut [f32]);
+    /// Widens a row to f32, `[n_cols]`.
+    fn row(&self, row_idx: usize, out: &mut [f32]);
 
-    /// Multiplies one group of rows with every token.
-    fn multiply(&self, group_idx: usize, x: &Activations, out: &Output<'_>);
+    /// Multiplies some groups of rows with every token.
+    fn multiply(&self, groups: Range<usize>, x: &Activations, out: &Output<'_>);
+}
+
+/// [`Form::ROUNDS`] of a form at hand.
+fn rounds<F: Form>(_: &F) -> bool {
+    F::ROUNDS
 }
 
 impl Matrix {
@@ -173,56 +174,15 @@ impl Matrix {
     pub fn row(&self, row_idx: usize, out: &mut [f32]) {
         assert!(row_idx < self.n_rows, "row {row_idx} of {}", self.n_rows);
         assert_eq!(out.len(), self.n_cols, "a row is widened to its own length");
-        let first_row = row_idx / GROUP * GROUP;
-        let n_rows = GROUP.min(self.n_rows - first_row);
-        with_scratch(n_rows * self.n_cols, |rows| {
-            each!(&self.weights, form => form.widen(first_row, rows));
-            let start = (row_idx - first_row) * self.n_cols;
-            out.copy_from_slice(&rows[start..start + self.n_cols]);
-        });
+        each!(&self.weights, form => form.row(row_idx, out));
     }
 
-    /// `out[t, r] = sum_c x[t, c] * w[r, c]`, all in f32: the weights are widened some rows at a
-    /// time. `x` is `[n_tokens, n_cols]`, `out` is `[n_tokens, n_rows]`.
+    /// The product with one matrix, see [`multiply_many`].
     ///
     /// # Errors
     /// Where `x` or `out` is not as long as the shapes ask.
-    pub fn multiply_wide(
-        &self,
-        x: &[f32],
-        n_tokens: usize,
-        out: &mut [f32],
-    ) -> Result<(), MatrixError> {
-        self.expect_tokens(x, n_tokens, out)?;
-        let out = Output::new(out, self.n_rows);
-        let rows = (TILE / self.n_cols).max(TILE_ROWS).next_multiple_of(GROUP);
-        (0..self.n_rows.div_ceil(rows)).into_par_iter().for_each(|tile_idx| {
-            let first_row = tile_idx * rows;
-            let n_rows = rows.min(self.n_rows - first_row);
-            let multiply = |weights: &[f32]| out.gemm(first_row, n_rows, weights, x, n_tokens);
-            if let Weights::F32(dense) = &self.weights {
-                multiply(dense.rows(first_row, n_rows));
-            } else {
-                with_scratch(n_rows * self.n_cols, |weights| {
-                    each!(&self.weights, form => form.widen(first_row, weights));
-                    multiply(weights);
-                });
-            }
-        });
-        Ok(())
-    }
-
-    /// The same product for few tokens, see [`multiply_rows_many`].
-    ///
-    /// # Errors
-    /// Where `x` or `out` is not as long as the shapes ask.
-    pub fn multiply_rows(
-        &self,
-        x: &[f32],
-        n_tokens: usize,
-        out: &mut [f32],
-    ) -> Result<(), MatrixError> {
-        multiply_rows_many([self], x, n_tokens, [out])
+    pub fn multiply(&self, x: &[f32], n_tokens: usize, out: &mut [f32]) -> Result<(), MatrixError> {
+        multiply_many([self], x, n_tokens, [out])
     }
 
     fn expect_tokens(&self, x: &[f32], n_tokens: usize, out: &[f32]) -> Result<(), MatrixError> {
@@ -243,15 +203,17 @@ impl Matrix {
 }
 
 /// Products of the same rows with several matrices of one width (queries, keys and values; gate
-/// and up), in one parallel region.
+/// and up), in one parallel region: `out[t, r] = sum_c x[t, c] * w[r, c]`, where `x` is
+/// `[n_tokens, n_cols]` and each of `outs` is `[n_tokens, n_rows]`.
 ///
 /// Quantised weights meet activations that are rounded to 8 bits in blocks of 32 (as in
-/// llama.cpp): integer products within a block, f32 sums over blocks. A token's result has the
-/// same bits whatever other tokens, matrices or threads take part.
+/// llama.cpp): integer products within a block, f32 sums over blocks. Floats are multiplied in
+/// f32. A token's result has the same bits whatever other matrices or threads take part, and
+/// with quantised weights whatever other tokens.
 ///
 /// # Errors
 /// Where `x` or one of `outs` is not as long as the shapes ask.
-pub fn multiply_rows_many<const N: usize>(
+pub fn multiply_many<const N: usize>(
     matrices: [&Matrix; N],
     x: &[f32],
     n_tokens: usize,
@@ -269,23 +231,27 @@ pub fn multiply_rows_many<const N: usize>(
     let work: usize = matrices.iter().map(|matrix| matrix.bytes()).sum::<usize>() * n_tokens;
     let n_tasks = (work / TASK).clamp(1, 8 * rayon::current_num_threads()).min(n_groups);
 
-    Activations::with(x, n_tokens, matrices[0].n_cols, |x| {
-        let run = |task_idx: usize| {
+    let run = |x: &Activations| {
+        (0..n_tasks).into_par_iter().for_each(|task_idx| {
             let mut start = task_idx * n_groups / n_tasks;
             let mut end = (task_idx + 1) * n_groups / n_tasks;
             for (matrix, out) in matrices.iter().zip(&outs) {
                 let here = matrix.n_groups();
-                each!(&matrix.weights, form => {
-                    for group_idx in start.min(here)..end.min(here) {
-                        form.multiply(group_idx, x, out);
-                    }
-                });
+                if start < here && end > 0 {
+                    let groups = start..end.min(here);
+                    each!(&matrix.weights, form => form.multiply(groups, x, out));
+                }
                 start = start.saturating_sub(here);
                 end = end.saturating_sub(here);
             }
-        };
-        (0..n_tasks).into_par_iter().for_each(run);
-    });
+        });
+    };
+    let n_cols = matrices[0].n_cols;
+    if matrices.iter().any(|matrix| each!(&matrix.weights, form => rounds(form))) {
+        Activations::with(x, n_tokens, n_cols, run);
+    } else {
+        run(&Activations::exact(x, n_tokens, n_cols));
+    }
     Ok(())
 }
 

@@ -38,10 +38,28 @@ pub trait Simd: Copy {
     /// (to the left where it is negative). No bit of the mask may come from a neighbour.
     fn bits(self, bytes: Self::Bytes, shift: i32, mask: u8) -> Self::Bytes;
     fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// Eight dot products of sixteen columns: lane `r` is the sum over `j` and `c` of
-    /// `weights[j][4 * r + c] * x[4 * j + c]`. Weights are unsigned and below `2^bits`, or signed
-    /// where `bits` is 8, a constant; `x` is never -128.
-    fn dot(self, bits: usize, weights: [Self::Bytes; 4], x: &[i8; 16]) -> Self::Floats;
+    /// Eight dot products of `4 * L` columns, 32 at most: lane `r` is the sum over `j` and `c` of
+    /// `weights[j][4 * r + c] * x[j][c]`, exactly. Weights are unsigned and below `2^bits`, or
+    /// signed where `bits` is 8, a constant; `x` is never -128.
+    fn dot<const L: usize>(
+        self,
+        bits: usize,
+        weights: [Self::Bytes; L],
+        x: &[[i8; 4]; L],
+    ) -> Self::Floats;
+    /// Rounds numbers to `-127..=127` times a scale, which is returned with the sums of the first
+    /// and of the second sixteen integers. Where a number is no finite one, some are wrong.
+    #[inline(always)]
+    fn round(self, values: &[f32; 32], quants: &mut [[i8; 4]; 8]) -> (f32, [i32; 2]) {
+        let top = values.iter().fold(0f32, |top, x| if x.abs() > top { x.abs() } else { top });
+        let inverse = if top > 0.0 { 127.0 / top } else { 0.0 };
+        let mut sums = [0; 2];
+        for (i, (quant, x)) in quants.as_flattened_mut().iter_mut().zip(values).enumerate() {
+            *quant = (x * inverse).round_ties_even() as i8;
+            sums[i / 16] += i32::from(*quant);
+        }
+        (top / 127.0, sums)
+    }
 }
 
 /// A loop written for any instruction set. `run` and all it calls must be `#[inline(always)]`,
@@ -100,8 +118,21 @@ mod tests {
         }
     }
 
+    struct Round([f32; 32]);
+
+    impl Kernel for Round {
+        type Output = ([[i8; 4]; 8], f32, [i32; 2]);
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Self::Output {
+            let mut quants = [[0; 4]; 8];
+            let (scale, sums) = simd.round(&self.0, &mut quants);
+            (quants, scale, sums)
+        }
+    }
+
     /// Every operation on bytes.
-    struct Bytes([[u8; 32]; 4], [i8; 16]);
+    struct Bytes([[u8; 32]; 4], [[i8; 4]; 8]);
 
     impl Kernel for Bytes {
         type Output = (Vec<[u8; 32]>, Vec<[f32; 8]>);
@@ -120,15 +151,18 @@ mod tests {
             }
             let mut dots = Vec::new();
             for (n_bits, mask) in [(4, 15), (5, 31), (6, 63), (8, 255)] {
-                let weights = [
-                    simd.bits(simd.load_bytes(&a), 0, mask),
-                    simd.bits(simd.load_bytes(&b), 0, mask),
-                    simd.bits(simd.load_bytes(&c), 0, mask),
-                    simd.bits(simd.load_bytes(&d), 0, mask),
-                ];
-                let mut row = [0.0; 8];
-                simd.store(simd.dot(n_bits, weights, &self.1), &mut row);
-                dots.push(row);
+                let lane = |bytes| simd.bits(simd.load_bytes(bytes), 0, mask);
+                let half = [lane(&a), lane(&b), lane(&c), lane(&d)];
+                let whole =
+                    [half[0], half[1], half[2], half[3], half[0], half[2], half[1], half[3]];
+                let x = &self.1;
+                for dot in
+                    [simd.dot(n_bits, half, &x.as_chunks::<4>().0[1]), simd.dot(n_bits, whole, x)]
+                {
+                    let mut row = [0.0; 8];
+                    simd.store(dot, &mut row);
+                    dots.push(row);
+                }
             }
             (bytes, dots)
         }
@@ -143,11 +177,25 @@ mod tests {
         #[test]
         fn avx2_agrees_with_portable_on_bytes_exactly(
             weights in [bytes(), bytes(), bytes(), bytes()],
-            x in prop::array::uniform16(prop_oneof![-127i8..=127, Just(127), Just(-127)]),
+            x in prop::array::uniform8(prop::array::uniform4(
+                prop_oneof![-127i8..=127, Just(127), Just(-127)],
+            )),
         ) {
             if let Some(avx2) = Avx2::detect() {
                 let portable = Bytes(weights, x).run(Portable);
                 prop_assert_eq!(avx2.run(Bytes(weights, x)), portable);
+            }
+        }
+
+        #[test]
+        fn avx2_rounds_as_portable_does(
+            numbers in prop::array::uniform32(prop_oneof![-9f32..9.0, Just(0.0), Just(2.5)]),
+            size in prop_oneof![Just(0.0), Just(1e-30), Just(1.0), Just(1e30)],
+        ) {
+            if let Some(avx2) = Avx2::detect() {
+                let numbers = numbers.map(|x| x * size);
+                let portable = Round(numbers).run(Portable);
+                prop_assert_eq!(avx2.run(Round(numbers)), portable);
             }
         }
 

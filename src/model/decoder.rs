@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::config::ModelConfig;
 use super::error::ModelError;
-use super::layer::{Arithmetic, Layer, Rows, multiply};
+use super::layer::{Layer, Rows};
 use super::rope::Rope;
 use super::tensors::Reader;
 use super::{gguf, safetensors};
@@ -19,10 +19,6 @@ use crate::kernel::norm::rms_norm;
 
 /// Tokens that [`Decoder::prefill`] reads at most at once.
 pub const BLOCK: usize = 256;
-
-/// Up to so many tokens a block is multiplied as decode steps are: widening all weights for a
-/// few rows would cost more than the rows themselves (five times as much for eight, on AVX2).
-const SHORT_BLOCK: usize = 16;
 
 /// Everything that a step writes besides caches; one for all sessions, and once it has grown,
 /// steps allocate nothing.
@@ -139,11 +135,10 @@ impl Decoder {
         self.check_tokens(tokens)?;
         self.check_cache(cache, n_tokens)?;
         let shape = self.shape();
-        let arithmetic = if n_tokens <= SHORT_BLOCK { Arithmetic::Rows } else { Arithmetic::Wide };
         let Workspace { scratch, staging, rows, turns } = work;
         self.begin(tokens, first..first + n_tokens, rows, turns);
         for (layer_idx, layer) in self.layers.iter().enumerate() {
-            layer.project(&self.config, arithmetic, rows)?;
+            layer.project(&self.config, rows)?;
             let layer_cache = cache.layer_mut(layer_idx);
             layer_cache.observe(&rows.queries, n_tokens, first as u32);
             self.rotate(&mut rows.queries, turns);
@@ -163,12 +158,12 @@ impl Decoder {
                 rows.keep_last(&self.config);
             }
             if layer_idx + 1 < self.layers.len() || logits.is_some() {
-                layer.finish(&self.config, arithmetic, rows)?;
+                layer.finish(&self.config, rows)?;
             }
         }
         cache.advance(n_tokens);
         match logits {
-            Some(logits) => Ok(self.project_out(arithmetic, rows, logits)?),
+            Some(logits) => Ok(self.project_out(rows, logits)?),
             None => Ok(()),
         }
     }
@@ -212,7 +207,7 @@ impl Decoder {
         let Workspace { rows, turns, .. } = work;
         self.begin(tokens, caches.iter().map(|cache| cache.logical()), rows, turns);
         for (layer_idx, layer) in self.layers.iter().enumerate() {
-            layer.project(&self.config, Arithmetic::Rows, rows)?;
+            layer.project(&self.config, rows)?;
             let sessions = (
                 rows.queries.par_chunks_exact_mut(n_query),
                 rows.keys.par_chunks_exact_mut(n_key),
@@ -233,11 +228,11 @@ impl Decoder {
                 let mass = accumulates.then_some(Mass { live: mass, staged: &mut [] });
                 attend(&attention, queries, 1, self.scale(), mass, mixed);
             });
-            layer.finish(&self.config, Arithmetic::Rows, rows)?;
+            layer.finish(&self.config, rows)?;
         }
         caches.iter_mut().for_each(|cache| cache.advance(1));
         match logits {
-            Some(logits) => Ok(self.project_out(Arithmetic::Rows, rows, logits)?),
+            Some(logits) => Ok(self.project_out(rows, logits)?),
             None => Ok(()),
         }
     }
@@ -299,15 +294,10 @@ impl Decoder {
     }
 
     /// The logits of the rows in `x`.
-    fn project_out(
-        &self,
-        arithmetic: Arithmetic,
-        rows: &mut Rows,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), MatrixError> {
+    fn project_out(&self, rows: &mut Rows, logits: &mut Vec<f32>) -> Result<(), MatrixError> {
         rms_norm(&rows.x, &self.norm, self.config.rms_eps, &mut rows.normed);
         logits.resize(rows.n_tokens * self.config.vocab, 0.0);
         let output = self.output.as_ref().unwrap_or(&self.embedding);
-        multiply([output], arithmetic, &rows.normed, rows.n_tokens, [logits])
+        output.multiply(&rows.normed, rows.n_tokens, logits)
     }
 }

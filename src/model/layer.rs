@@ -3,34 +3,8 @@
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::tensors::Reader;
-use crate::kernel::matmul::{Matrix, MatrixError, multiply_rows_many};
+use crate::kernel::matmul::{Matrix, MatrixError, multiply_many};
 use crate::kernel::norm::{add, add_bias, rms_norm, silu_mul};
-
-/// How activations meet weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arithmetic {
-    /// Weights widened to f32: exact, for many tokens at once.
-    Wide,
-    /// Activations rounded to 8 bits, each row by itself: fast for few tokens.
-    Rows,
-}
-
-/// Multiplies `x`, `[T, n_cols]`, with several matrices of one width.
-pub(super) fn multiply<const N: usize>(
-    matrices: [&Matrix; N],
-    arithmetic: Arithmetic,
-    x: &[f32],
-    n_tokens: usize,
-    outs: [&mut [f32]; N],
-) -> Result<(), MatrixError> {
-    match arithmetic {
-        Arithmetic::Wide => matrices
-            .iter()
-            .zip(outs)
-            .try_for_each(|(matrix, out)| matrix.multiply_wide(x, n_tokens, out)),
-        Arithmetic::Rows => multiply_rows_many(matrices, x, n_tokens, outs),
-    }
-}
 
 /// Run buffers of one step; `T` is its number of tokens.
 #[derive(Default)]
@@ -109,13 +83,12 @@ impl Linear {
 /// What each of `linears` makes of `x`, `[T, n_cols]`.
 fn apply<const N: usize>(
     linears: [&Linear; N],
-    arithmetic: Arithmetic,
     x: &[f32],
     n_tokens: usize,
     mut outs: [&mut [f32]; N],
 ) -> Result<(), MatrixError> {
     let weights = linears.map(|linear| &linear.weight);
-    multiply(weights, arithmetic, x, n_tokens, outs.each_mut().map(|out| &mut **out))?;
+    multiply_many(weights, x, n_tokens, outs.each_mut().map(|out| &mut **out))?;
     for (linear, out) in linears.iter().zip(outs) {
         if let Some(bias) = &linear.bias {
             add_bias(out, bias);
@@ -190,16 +163,11 @@ impl Layer {
     }
 
     /// Queries, keys and values of `x`, before RoPE.
-    pub fn project(
-        &self,
-        config: &ModelConfig,
-        arithmetic: Arithmetic,
-        rows: &mut Rows,
-    ) -> Result<(), MatrixError> {
+    pub fn project(&self, config: &ModelConfig, rows: &mut Rows) -> Result<(), MatrixError> {
         let Rows { n_tokens, x, normed, queries, keys, values, mixed, .. } = rows;
         rms_norm(x, &self.attention_norm, config.rms_eps, normed);
         let linears = [&self.queries, &self.keys, &self.values];
-        apply(linears, arithmetic, normed, *n_tokens, [queries, keys, values])?;
+        apply(linears, normed, *n_tokens, [queries, keys, values])?;
         if let Some(norm) = &self.qk_norm {
             // `mixed` is free until attention fills it.
             for (heads, weight) in [(queries, &norm.queries), (keys, &norm.keys)] {
@@ -212,19 +180,14 @@ impl Layer {
     }
 
     /// Adds to `x` what attention has mixed, then what the MLP makes of it.
-    pub fn finish(
-        &self,
-        config: &ModelConfig,
-        arithmetic: Arithmetic,
-        rows: &mut Rows,
-    ) -> Result<(), MatrixError> {
+    pub fn finish(&self, config: &ModelConfig, rows: &mut Rows) -> Result<(), MatrixError> {
         let Rows { n_tokens, x, normed, mixed, delta, gate, up, .. } = rows;
-        apply([&self.output], arithmetic, mixed, *n_tokens, [delta])?;
+        apply([&self.output], mixed, *n_tokens, [delta])?;
         add(x, delta);
         rms_norm(x, &self.mlp_norm, config.rms_eps, normed);
-        apply([&self.gate, &self.up], arithmetic, normed, *n_tokens, [gate, up])?;
+        apply([&self.gate, &self.up], normed, *n_tokens, [gate, up])?;
         silu_mul(gate, up);
-        apply([&self.down], arithmetic, gate, *n_tokens, [delta])?;
+        apply([&self.down], gate, *n_tokens, [delta])?;
         add(x, delta);
         Ok(())
     }

@@ -255,8 +255,9 @@ fn logits_of_real_models_equal_candle_transformers() {
         let mut cache = cache::<f16>(&decoder, "full", 256);
         read(&decoder, &mut cache, &tokens[..190], BLOCK);
         let stepped = step(&decoder, &mut cache, &tokens[190..]);
-        assert_close(&full::<f32>(&decoder, &tokens, BLOCK), &theirs, 1e-3, name);
-        assert_close(&full::<f16>(&decoder, &tokens, BLOCK), &theirs, 1e-2, name);
+        // The decoder rounds activations to 8 bits, the reference does not.
+        assert_close(&full::<f32>(&decoder, &tokens, BLOCK), &theirs, 5e-2, name);
+        assert_close(&full::<f16>(&decoder, &tokens, BLOCK), &theirs, 5e-2, name);
         assert_close(&stepped, &theirs, 5e-2, &format!("{name}, last ten decoded"));
     }
 }

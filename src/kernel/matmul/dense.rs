@@ -1,12 +1,20 @@
 //! Weights held as floats of 32 or 16 bits.
 
 use std::array::from_fn;
+use std::ops::Range;
 
 use half::{bf16, f16};
 
 use super::activations::Activations;
-use super::{Form, GROUP, Output};
+use super::{Form, GROUP, Output, with_scratch};
 use crate::kernel::simd::{Kernel, LANES, Simd, dispatch};
+
+/// Tokens from which on weights are widened a tile at a time, and left to the `gemm` crate.
+const MANY: usize = 17;
+
+/// Rows that are widened at a time: with fewer, reading the activations again for each tile
+/// would cost more than the products.
+const TILE_ROWS: usize = 64;
 
 /// A float that weights are held in.
 pub(super) trait Float: Copy + Send + Sync + Into<f32> {
@@ -55,19 +63,33 @@ impl<E: Float> Dense<E> {
 }
 
 impl<E: Float> Form for Dense<E> {
+    const ROUNDS: bool = false;
+
     fn bytes(&self) -> usize {
         size_of_val(self.values.as_slice())
     }
 
-    fn widen(&self, first_row: usize, out: &mut [f32]) {
-        let start = first_row * self.n_cols;
-        dispatch(Widen { from: &self.values[start..start + out.len()], to: out });
+    fn row(&self, row_idx: usize, out: &mut [f32]) {
+        dispatch(Widen { from: self.rows(row_idx, 1), to: out });
     }
 
-    fn multiply(&self, group_idx: usize, x: &Activations, out: &Output<'_>) {
-        let first_row = group_idx * GROUP;
-        let rows = self.rows(first_row, GROUP.min(out.n_rows - first_row));
-        dispatch(Multiply { rows, group_idx, x, out });
+    fn multiply(&self, groups: Range<usize>, x: &Activations, out: &Output<'_>) {
+        if x.n_tokens < MANY {
+            groups.for_each(|group_idx| {
+                let first_row = group_idx * GROUP;
+                let rows = self.rows(first_row, GROUP.min(out.n_rows - first_row));
+                dispatch(Multiply { rows, group_idx, x, out });
+            });
+            return;
+        }
+        let end = (groups.end * GROUP).min(out.n_rows);
+        for first_row in (groups.start * GROUP..end).step_by(TILE_ROWS) {
+            let n_rows = TILE_ROWS.min(end - first_row);
+            with_scratch(n_rows * self.n_cols, |weights| {
+                dispatch(Widen { from: self.rows(first_row, n_rows), to: weights });
+                out.gemm(first_row, n_rows, weights, x.values, x.n_tokens);
+            });
+        }
     }
 }
 

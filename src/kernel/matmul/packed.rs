@@ -12,15 +12,15 @@
 //! | 5 | as 4; lane 4 holds the fifth bits, bit `4 * half + lane` of each byte |
 //! | 6 | as 4; lanes 4 and 5 hold bits five and six of a half, at bit `2 * lane` |
 
-use std::array::from_fn;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use half::f16;
 use rayon::prelude::*;
 
 use super::activations::{Activations, BLOCK, Rounded};
 use super::format::{Block, Format, Minimum};
-use super::{Form, GROUP, Output};
+use super::{Form, GROUP, Output, with_scratch};
 use crate::kernel::simd::{Kernel, Simd, dispatch};
 
 /// 32 bytes that never straddle two cache lines.
@@ -163,26 +163,29 @@ impl<F: Format> Packed<F> {
 }
 
 impl<F: Format> Form for Packed<F> {
+    const ROUNDS: bool = true;
+
     fn bytes(&self) -> usize {
         size_of_val(self.lanes.as_slice())
             + size_of_val(self.scales.as_slice())
             + size_of_val(self.steps.as_slice())
     }
 
-    fn widen(&self, first_row: usize, out: &mut [f32]) {
-        for (i, out) in out.chunks_mut(GROUP * self.n_cols).enumerate() {
-            let group = self.group(first_row / GROUP + i);
-            dispatch(Widen { group, n_cols: self.n_cols, out });
-        }
+    fn row(&self, row_idx: usize, out: &mut [f32]) {
+        dispatch(Widen { group: self.group(row_idx / GROUP), lane: row_idx % GROUP, out });
     }
 
-    fn multiply(&self, group_idx: usize, x: &Activations, out: &Output<'_>) {
-        dispatch(Multiply { group: self.group(group_idx), group_idx, x, out });
+    fn multiply(&self, groups: Range<usize>, x: &Activations, out: &Output<'_>) {
+        with_scratch(x.n_tokens * GROUP, |totals| {
+            let totals = totals.as_chunks_mut().0;
+            dispatch(Multiply { weights: self, groups, x, out, totals });
+        });
     }
 }
 
 /// Eight rows.
 struct Group<'a, F> {
+    /// `[blocks, F::BITS]`
     lanes: &'a [Lane],
     scales: &'a [[f16; GROUP]],
     steps: &'a [[i8; GROUP]],
@@ -190,22 +193,14 @@ struct Group<'a, F> {
 }
 
 impl<F: Format> Group<'_, F> {
-    /// The quants of half a block.
+    /// Four columns of a block as bytes, of lane 0 to 7; see the table at the top.
     #[inline(always)]
-    fn quants<S: Simd>(simd: S, lanes: &[Lane], half: usize) -> [S::Bytes; 4] {
-        [
-            Self::quant(simd, lanes, half, 0),
-            Self::quant(simd, lanes, half, 1),
-            Self::quant(simd, lanes, half, 2),
-            Self::quant(simd, lanes, half, 3),
-        ]
-    }
-
-    #[inline(always)]
-    fn quant<S: Simd>(simd: S, lanes: &[Lane], half: usize, lane: usize) -> S::Bytes {
+    fn quants<S: Simd>(&self, simd: S, block_idx: usize, lane: usize) -> S::Bytes {
+        let lanes = &self.lanes[block_idx * F::BITS..(block_idx + 1) * F::BITS];
         if F::BITS == 8 {
-            return simd.load_bytes(&lanes[4 * half + lane].0);
+            return simd.load_bytes(&lanes[lane].0);
         }
+        let (half, lane) = (lane / 4, lane % 4);
         let low = simd.bits(simd.load_bytes(&lanes[lane].0), 4 * half as i32, 15);
         let (plane, shift, mask) = match F::BITS {
             5 => (4, (4 * half + lane) as i32 - 4, 16),
@@ -215,16 +210,16 @@ impl<F: Format> Group<'_, F> {
         simd.or(low, simd.bits(simd.load_bytes(&lanes[plane].0), shift, mask))
     }
 
-    /// The scale and the minimum of half a block.
+    /// The scale and the minimum of a block, or of a half where [`Format::SCALES`] is 2.
     #[inline(always)]
-    fn scale<S: Simd>(&self, simd: S, block_idx: usize, half: usize) -> (S::Floats, S::Floats) {
+    fn scale<S: Simd>(&self, simd: S, block_idx: usize, half: usize) -> [S::Floats; 2] {
         let scale = self.part(simd, block_idx, half, 0);
         let minimum = match F::MINIMUM {
             Minimum::None => simd.splat(0.0),
             Minimum::Scales(n) => simd.mul(scale, simd.splat(f32::from(n))),
             Minimum::Stored => self.part(simd, block_idx, half, 1),
         };
-        (scale, minimum)
+        [scale, minimum]
     }
 
     /// The scale (`part` 0) or the stored minimum (1).
@@ -235,16 +230,22 @@ impl<F: Format> Group<'_, F> {
         if !F::STEPS {
             return whole;
         }
-        let step_idx = block_idx * F::SCALES + half * (F::SCALES - 1);
+        let step_idx = block_idx * F::SCALES + half;
         simd.mul(whole, simd.widen_i8(&self.steps[step_idx * parts + part]))
     }
 }
 
+/// Products of some groups with all tokens.
+///
+/// A block is unpacked into registers, and then meets the same block of every token. A token's
+/// sums run over the blocks in their order, so that its bits do not depend on the others.
 struct Multiply<'a, 'x, F> {
-    group: Group<'a, F>,
-    group_idx: usize,
+    weights: &'a Packed<F>,
+    groups: Range<usize>,
     x: &'a Activations<'x>,
     out: &'a Output<'a>,
+    /// `[n_tokens]`
+    totals: &'a mut [[f32; GROUP]],
 }
 
 impl<F: Format> Kernel for Multiply<'_, '_, F> {
@@ -252,61 +253,123 @@ impl<F: Format> Kernel for Multiply<'_, '_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut token_idx = 0;
-        while token_idx < self.x.n_tokens {
-            token_idx += match self.x.n_tokens - token_idx {
-                1 => self.tokens::<S, 1>(simd, token_idx),
-                2 | 3 => self.tokens::<S, 2>(simd, token_idx),
-                _ => self.tokens::<S, 4>(simd, token_idx),
-            };
-        }
-    }
-}
-
-impl<F: Format> Multiply<'_, '_, F> {
-    /// Multiplies the group with `T` tokens, so that its quants are unpacked once for all.
-    #[inline(always)]
-    fn tokens<S: Simd, const T: usize>(&self, simd: S, first: usize) -> usize {
-        let n_blocks = self.x.n_cols / BLOCK;
-        let x: [&[Rounded]; T] = from_fn(|t| &self.x.rounded(first + t)[..n_blocks]);
-        let mut totals = [simd.splat(0.0); T];
-        for block_idx in 0..n_blocks {
-            let x = x.map(|row| &row[block_idx]);
-            self.half::<S, T, 0>(simd, block_idx, x, &mut totals);
-            self.half::<S, T, 1>(simd, block_idx, x, &mut totals);
-        }
-        for (t, total) in totals.into_iter().enumerate() {
-            let mut values = [0.0; GROUP];
-            simd.store(total, &mut values);
-            self.out.write(first + t, self.group_idx, &values);
-        }
-        T
-    }
-
-    #[inline(always)]
-    fn half<S: Simd, const T: usize, const HALF: usize>(
-        &self,
-        simd: S,
-        block_idx: usize,
-        x: [&Rounded; T],
-        totals: &mut [S::Floats; T],
-    ) {
-        let lanes = &self.group.lanes[block_idx * F::BITS..(block_idx + 1) * F::BITS];
-        let weights = Group::<F>::quants(simd, lanes, HALF);
-        let (scale, minimum) = self.group.scale(simd, block_idx, HALF);
-        for t in 0..T {
-            let dot = simd.dot(F::BITS, weights, &x[t].quants.as_chunks::<16>().0[HALF]);
-            totals[t] = simd.mul_add(dot, simd.mul(scale, simd.splat(x[t].scale)), totals[t]);
-            if F::MINIMUM != Minimum::None {
-                totals[t] = simd.mul_add(minimum, simd.splat(x[t].sums[HALF]), totals[t]);
+        for group_idx in self.groups {
+            let group = self.weights.group(group_idx);
+            match self.totals.len() {
+                1 => group.few::<S, 1>(simd, self.x, self.totals),
+                2 => group.few::<S, 2>(simd, self.x, self.totals),
+                3 => group.few::<S, 3>(simd, self.x, self.totals),
+                4 => group.few::<S, 4>(simd, self.x, self.totals),
+                _ => group.many(simd, self.x, self.totals),
+            }
+            for (token_idx, total) in self.totals.iter().enumerate() {
+                self.out.write(token_idx, group_idx, total);
             }
         }
     }
 }
 
+/// A block of a group, or a half of one where [`Format::SCALES`] is 2, in registers.
+struct Part<S: Simd, F, const L: usize> {
+    weights: [S::Bytes; L],
+    scale: S::Floats,
+    minimum: S::Floats,
+    half: usize,
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Format, const L: usize> Part<S, F, L> {
+    #[inline(always)]
+    fn new(simd: S, group: &Group<'_, F>, block_idx: usize, half: usize) -> Self {
+        let mut weights = [simd.load_bytes(&[0; 32]); L];
+        for (lane, weights) in weights.iter_mut().enumerate() {
+            *weights = group.quants(simd, block_idx, half * L + lane);
+        }
+        let [scale, minimum] = group.scale(simd, block_idx, half);
+        Self { weights, scale, minimum, half, format: PhantomData }
+    }
+
+    /// Adds the products with a token's block to its sums.
+    #[inline(always)]
+    fn add(&self, simd: S, x: &Rounded, total: S::Floats) -> S::Floats {
+        let dot = simd.dot(F::BITS, self.weights, &x.quants.as_chunks::<L>().0[self.half]);
+        let total = simd.mul_add(dot, simd.mul(self.scale, simd.splat(x.scale)), total);
+        if F::MINIMUM == Minimum::None {
+            return total;
+        }
+        let sum = if F::SCALES == 1 { x.sums[0] } else { x.sums[1 + self.half] };
+        simd.mul_add(self.minimum, simd.splat(sum), total)
+    }
+}
+
+impl<F: Format> Group<'_, F> {
+    /// Products with `T` tokens, whose sums stay in registers.
+    #[inline(always)]
+    fn few<S: Simd, const T: usize>(&self, simd: S, x: &Activations, totals: &mut [[f32; GROUP]]) {
+        let mut sums = [simd.splat(0.0); T];
+        for (block_idx, x) in x.blocks().enumerate() {
+            let x = &x.as_chunks::<T>().0[0];
+            if F::SCALES == 1 {
+                self.add::<S, 8, T>(simd, block_idx, 0, x, &mut sums);
+            } else {
+                self.add::<S, 4, T>(simd, block_idx, 0, x, &mut sums);
+                self.add::<S, 4, T>(simd, block_idx, 1, x, &mut sums);
+            }
+        }
+        for (sum, total) in sums.into_iter().zip(totals) {
+            simd.store(sum, total);
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const L: usize, const T: usize>(
+        &self,
+        simd: S,
+        block_idx: usize,
+        half: usize,
+        x: &[Rounded; T],
+        sums: &mut [S::Floats; T],
+    ) {
+        let part = Part::<S, F, L>::new(simd, self, block_idx, half);
+        for (x, sum) in x.iter().zip(sums) {
+            *sum = part.add(simd, x, *sum);
+        }
+    }
+
+    /// Products with any number of tokens, whose sums are in memory.
+    #[inline(always)]
+    fn many<S: Simd>(&self, simd: S, x: &Activations, totals: &mut [[f32; GROUP]]) {
+        totals.fill([0.0; GROUP]);
+        for (block_idx, x) in x.blocks().enumerate() {
+            if F::SCALES == 1 {
+                self.add_in_memory::<S, 8>(simd, block_idx, 0, x, totals);
+            } else {
+                self.add_in_memory::<S, 4>(simd, block_idx, 0, x, totals);
+                self.add_in_memory::<S, 4>(simd, block_idx, 1, x, totals);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_in_memory<S: Simd, const L: usize>(
+        &self,
+        simd: S,
+        block_idx: usize,
+        half: usize,
+        x: &[Rounded],
+        totals: &mut [[f32; GROUP]],
+    ) {
+        let part = Part::<S, F, L>::new(simd, self, block_idx, half);
+        for (x, total) in x.iter().zip(totals) {
+            simd.store(part.add(simd, x, simd.load(total)), total);
+        }
+    }
+}
+
+/// Widens one row of a group to f32.
 struct Widen<'a, F> {
     group: Group<'a, F>,
-    n_cols: usize,
+    lane: usize,
     out: &'a mut [f32],
 }
 
@@ -315,25 +378,17 @@ impl<F: Format> Kernel for Widen<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (block_idx, lanes) in self.group.lanes.chunks_exact(F::BITS).enumerate() {
-            for half in 0..2 {
-                let (scale, minimum) = self.group.scale(simd, block_idx, half);
-                let (mut scales, mut minima) = ([0.0; GROUP], [0.0; GROUP]);
-                simd.store(scale, &mut scales);
-                simd.store(minimum, &mut minima);
-                let column = block_idx * BLOCK + half * 16;
-                for (i, bytes) in Group::<F>::quants(simd, lanes, half).into_iter().enumerate() {
-                    let mut quants = [0; 32];
-                    simd.store_bytes(bytes, &mut quants);
-                    for (row, out) in self.out.chunks_exact_mut(self.n_cols).enumerate() {
-                        for c in 0..4 {
-                            let byte = quants[4 * row + c];
-                            let quant =
-                                if F::BITS == 8 { f32::from(byte as i8) } else { f32::from(byte) };
-                            out[column + 4 * i + c] = quant * scales[row] + minima[row];
-                        }
-                    }
-                }
+        let (mut quants, mut scales) = ([0; 32], [[0.0; GROUP]; 2]);
+        for (i, out) in self.out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let (block_idx, lane) = (i / 8, i % 8);
+            simd.store_bytes(self.group.quants(simd, block_idx, lane), &mut quants);
+            let both = self.group.scale(simd, block_idx, lane * F::SCALES / 8);
+            simd.store(both[0], &mut scales[0]);
+            simd.store(both[1], &mut scales[1]);
+            for (c, out) in out.iter_mut().enumerate() {
+                let quant = quants[4 * self.lane + c];
+                let quant = if F::BITS == 8 { f32::from(quant as i8) } else { f32::from(quant) };
+                *out = quant * scales[0][self.lane] + scales[1][self.lane];
             }
         }
     }

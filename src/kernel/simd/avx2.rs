@@ -141,48 +141,77 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot(self, bits: usize, weights: [__m256i; 4], x: &[i8; 16]) -> __m256 {
-        let [w0, w1, w2, w3] = weights;
-        let p0 = products(self, bits, w0, x, 0);
-        let p1 = products(self, bits, w1, x, 4);
-        let p2 = products(self, bits, w2, x, 8);
-        let p3 = products(self, bits, w3, x, 12);
+    fn dot<const L: usize>(self, bits: usize, weights: [__m256i; L], x: &[[i8; 4]; L]) -> __m256 {
+        // Lanes whose products are added in 16 bits, as many as fit: 8 * 2 * 15 * 127,
+        // 4 * 2 * 31 * 127, 2 * 2 * 63 * 127.
+        let n_narrow = match bits {
+            ..=4 => 8,
+            5 => 4,
+            6 => 2,
+            _ => 1,
+        };
         // SAFETY: see above.
         unsafe {
             let ones = _mm256_set1_epi16(1);
-            // As many sums are added in 16 bits as fit: 4 * 2 * 31 * 127, 2 * 2 * 63 * 127.
-            let sum = match bits {
-                ..=5 => {
-                    let all = _mm256_add_epi16(_mm256_add_epi16(p0, p1), _mm256_add_epi16(p2, p3));
-                    _mm256_madd_epi16(all, ones)
+            let mut total = _mm256_setzero_si256();
+            for first in (0..L).step_by(n_narrow) {
+                let mut sum = _mm256_setzero_si256();
+                for lane in first..L.min(first + n_narrow) {
+                    sum = _mm256_add_epi16(sum, products(self, bits, weights[lane], &x[lane]));
                 }
-                6 => _mm256_add_epi32(
-                    _mm256_madd_epi16(_mm256_add_epi16(p0, p1), ones),
-                    _mm256_madd_epi16(_mm256_add_epi16(p2, p3), ones),
-                ),
-                _ => _mm256_add_epi32(
-                    _mm256_add_epi32(_mm256_madd_epi16(p0, ones), _mm256_madd_epi16(p1, ones)),
-                    _mm256_add_epi32(_mm256_madd_epi16(p2, ones), _mm256_madd_epi16(p3, ones)),
-                ),
-            };
-            _mm256_cvtepi32_ps(sum)
+                total = _mm256_add_epi32(total, _mm256_madd_epi16(sum, ones));
+            }
+            _mm256_cvtepi32_ps(total)
+        }
+    }
+
+    #[inline(always)]
+    fn round(self, values: &[f32; 32], quants: &mut [[i8; 4]; 8]) -> (f32, [i32; 2]) {
+        let values = values.as_chunks::<8>().0;
+        let [a, b, c, d] = [&values[0], &values[1], &values[2], &values[3]].map(|x| self.load(x));
+        // SAFETY: see above; the last store goes to 32 bytes.
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            let (ab, cd) = (
+                _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b)),
+                _mm256_max_ps(_mm256_andnot_ps(sign, c), _mm256_andnot_ps(sign, d)),
+            );
+            let top = _mm256_max_ps(ab, cd);
+            let top = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps::<1>(top));
+            let top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+            let top = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+            let inverse = self.splat(if top > 0.0 { 127.0 / top } else { 0.0 });
+            let a = _mm256_cvtps_epi32(_mm256_mul_ps(a, inverse));
+            let b = _mm256_cvtps_epi32(_mm256_mul_ps(b, inverse));
+            let c = _mm256_cvtps_epi32(_mm256_mul_ps(c, inverse));
+            let d = _mm256_cvtps_epi32(_mm256_mul_ps(d, inverse));
+            let sums = _mm256_hadd_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+            let sums = _mm256_hadd_epi32(sums, sums);
+            let sums =
+                _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+            let sums = [_mm_extract_epi32::<0>(sums), _mm_extract_epi32::<1>(sums)];
+            // Packing goes by halves of registers; the permutation puts fours back in order.
+            let bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm256_storeu_si256(quants.as_mut_ptr().cast(), bytes);
+            (top / 127.0, sums)
         }
     }
 }
 
-/// The products of four columns of each row with `x[first..first + 4]`, added in pairs: sixteen
-/// sums of 16 bits, 2 * 128 * 127 at most.
+/// The products of four columns of each row with four activations, added in pairs: sixteen sums
+/// of 16 bits, 2 * 128 * 127 at most.
 #[inline(always)]
-fn products(_: Avx2, bits: usize, weights: __m256i, x: &[i8; 16], first: usize) -> __m256i {
-    let columns = i32::from_ne_bytes(std::array::from_fn(|i| x[first + i] as u8));
+fn products(_: Avx2, bits: usize, weights: __m256i, x: &[i8; 4]) -> __m256i {
+    let x = i32::from_ne_bytes([x[0] as u8, x[1] as u8, x[2] as u8, x[3] as u8]);
     // SAFETY: the first argument proves the features.
     unsafe {
-        let columns = _mm256_set1_epi32(columns);
+        let x = _mm256_set1_epi32(x);
         if bits == 8 {
-            let sizes = _mm256_abs_epi8(weights);
-            _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(columns, weights))
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
         } else {
-            _mm256_maddubs_epi16(weights, columns)
+            _mm256_maddubs_epi16(weights, x)
         }
     }
 }

@@ -80,14 +80,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot(self, bits: usize, weights: [[u8; 32]; 4], x: &[i8; 16]) -> [f32; 8] {
+    fn dot<const L: usize>(
+        self,
+        bits: usize,
+        weights: [[u8; 32]; L],
+        x: &[[i8; 4]; L],
+    ) -> [f32; 8] {
         from_fn(|row| {
             let mut sum = 0;
-            for (j, chunk) in weights.iter().enumerate() {
-                for c in 0..4 {
-                    let byte = chunk[4 * row + c];
+            for (lane, x) in weights.iter().zip(x) {
+                for (&byte, &x) in lane[4 * row..4 * row + 4].iter().zip(x) {
                     let weight = if bits == 8 { i32::from(byte as i8) } else { i32::from(byte) };
-                    sum += weight * i32::from(x[4 * j + c]);
+                    sum += weight * i32::from(x);
                 }
             }
             sum as f32
