@@ -149,19 +149,19 @@ pub fn memory_bytes() -> u64 {
     }
 }
 
-/// A size with an optional unit (`k`, `M`, `G`, `T`, each with `B` or `iB`; all are powers of 1,024).
+/// A size with an optional unit (`B`, or `k`, `M`, `G`, `T`, each with `B` or `iB` or without; all are powers of 1,024).
 pub fn parse_size(text: &str) -> Result<u64, ConfigError> {
     let error = || ConfigError::Size(text.to_owned());
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
     let unit = unit.trim().to_ascii_lowercase();
-    let shift = match unit.trim_end_matches('b').trim_end_matches('i') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
+    let shift = match unit.as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
         _ => return Err(error()),
     };
     let number: f64 = number.parse().map_err(|_| error())?;
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_no_size() {
-        for text in ["", "MiB", "-1", "12 parsecs", "1e3", "nan"] {
+        for text in ["", "MiB", "-1", "12 parsecs", "12i", "1bb", "1ki", "1.2.3", "1e3", "nan"] {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }

@@ -8,8 +8,9 @@ use rayon::prelude::*;
 
 use super::budget::{Budget, survivors};
 use super::kv::{CacheShape, HeadSlots, KvElement, LayerCache, QueryWindow, Rotate, Staging};
-use super::policy::{HeadMemory, HeadView, Policy, Work};
+use super::policy::{HeadMemory, HeadView, Policy, WINDOW, Work};
 use super::redundancy::{UNKNOWN, remap};
+use crate::kernel::panels::LANES;
 
 /// Working memory of compactions, reused by all sessions: as much as heads are scored at a time.
 #[derive(Default)]
@@ -24,6 +25,28 @@ impl Scratch {
 
     fn give(&self, head: HeadScratch) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(head);
+    }
+
+    /// Bytes that are held now, between compactions.
+    pub fn bytes(&self) -> usize {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.iter().map(HeadScratch::bytes).sum()
+    }
+
+    /// The most bytes that compactions of heads of `n_slots` slots come to hold.
+    pub fn most_bytes(shape: &CacheShape, policy: &dyn Policy, n_slots: usize) -> usize {
+        let CacheShape { n_layers, n_kv_heads, n_groups, head_dim } = *shape;
+        let n_at_once = if policy.shares_survivors() {
+            n_kv_heads
+        } else {
+            rayon::current_num_threads().min(n_layers * n_kv_heads)
+        };
+        // Keys, values, unit keys and two layouts in panels; a row of weights for each query head
+        // of each query; some ten numbers for each slot; queries and sums.
+        let of_slot = 5 * head_dim + WINDOW * n_groups + 10;
+        let others = WINDOW * n_groups * head_dim + 4 * head_dim;
+        // A buffer that has to grow doubles.
+        2 * n_at_once * (n_slots.next_multiple_of(LANES) * of_slot + others) * size_of::<f32>()
     }
 }
 
@@ -98,6 +121,25 @@ pub fn compact_layer<E: KvElement>(
 }
 
 impl HeadScratch {
+    fn bytes(&self) -> usize {
+        let Self {
+            keys,
+            values,
+            queries,
+            positions,
+            importance,
+            matches,
+            scores,
+            kept,
+            n_below,
+            work,
+        } = self;
+        let floats = [keys, values, queries, importance, scores].map(Vec::capacity);
+        let integers = [positions, kept, n_below].map(Vec::capacity);
+        let numbers: usize = floats.iter().chain(&integers).sum();
+        (numbers + matches.capacity()) * size_of::<f32>() + work.bytes()
+    }
+
     fn load<E: KvElement>(
         &mut self,
         shape: &CacheShape,

@@ -51,8 +51,12 @@ pub enum ThawError {
     Mismatch { what: &'static str, found: String, expected: String },
     #[error("frozen cache claims {kept} slots and {n_queries} queries of {logical} tokens")]
     Counts { kept: u64, n_queries: u64, logical: u64 },
-    #[error("frozen cache has {found} chunks instead of {expected}")]
-    ChunkCount { found: usize, expected: usize },
+    #[error("frozen cache has {found} bytes in chunks instead of {expected}")]
+    Length { found: u64, expected: u64 },
+    #[error("frozen cache lacks chunk {key:#x}")]
+    ChunkMissing { key: u64 },
+    #[error("frozen cache has chunk {key:#x} behind its last")]
+    ChunkExtra { key: u64 },
     #[error("frozen cache has chunk {found:#x} where {expected:#x} belongs")]
     ChunkKey { found: u64, expected: u64 },
     #[error("chunk {key:#x} of the frozen cache has {found} bytes instead of {expected}")]
@@ -85,7 +89,11 @@ struct Part {
 impl<E: KvElement> KvCache<E> {
     /// The cache as bytes. To be called between steps, when all layers have the same tokens.
     pub fn freeze(&self) -> Frozen {
-        let n_queries = self.layers.first().map_or(0, |layer| layer.window.positions.len());
+        Frozen { meta: self.frozen_meta(), chunks: self.frozen_chunks().collect() }
+    }
+
+    /// What the chunks belong to.
+    pub fn frozen_meta(&self) -> Vec<u8> {
         let meta = Meta {
             shape: self.shape,
             element: E::NAME.to_owned(),
@@ -95,38 +103,82 @@ impl<E: KvElement> KvCache<E> {
             logical: self.logical as u64,
             kept: self.kept() as u64,
             n_compactions: self.n_compactions,
-            n_queries: n_queries as u64,
+            n_queries: self.n_queries() as u64,
         };
-        let meta = postcard::to_stdvec(&(VERSION, meta))
-            .expect("a struct of numbers and short strings serialises");
+        postcard::to_stdvec(&(VERSION, meta))
+            .expect("a struct of numbers and short strings serialises")
+    }
 
-        let slots = slot_parts::<E>(&self.shape, self.kept()).map(|part| {
+    /// The chunks, each made as it is asked for, so that no second copy of the cache is held.
+    pub fn frozen_chunks(&self) -> impl Iterator<Item = (u64, Vec<u8>)> + '_ {
+        let slots = slot_parts::<E>(self.shape, self.kept()).map(|part| {
             let mut bytes = Vec::with_capacity(part.n_bytes);
             self.layers[part.layer_idx].write_slots(&self.shape, part.range, &mut bytes);
             (part.key, bytes)
         });
-        let queries = query_parts(&self.shape, n_queries).map(|part| {
+        let queries = query_parts(self.shape, self.n_queries()).map(|part| {
             let window = &self.layers[part.layer_idx].window;
             let positions: &[u8] = bytemuck::cast_slice(&window.positions);
             let queries: &[u8] = bytemuck::cast_slice(&window.queries);
             let all = positions.iter().chain(queries);
             (part.key, all.skip(part.range.start).take(part.range.len()).copied().collect())
         });
-        Frozen { meta, chunks: slots.chain(queries).collect() }
+        slots.chain(queries)
+    }
+
+    /// Bytes of all chunks together.
+    pub fn frozen_bytes(&self) -> u64 {
+        chunk_bytes::<E>(&self.shape, self.kept() as u64, self.n_queries() as u64)
+    }
+
+    fn n_queries(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.window.positions.len())
     }
 
     /// The cache that was frozen, if it fits this model, budget and policy.
     ///
     /// # Errors
-    /// Says what differs, or what is damaged. Nothing is allocated on the word of a length that
-    /// the bytes at hand do not bear out.
+    /// As [`Thaw::begin`], [`Thaw::take`] and [`Thaw::finish`].
     pub fn thaw(
         frozen: &Frozen,
         shape: CacheShape,
         budget: Budget,
         policy: Arc<dyn Policy>,
     ) -> Result<Self, ThawError> {
-        let (found, rest) = postcard::take_from_bytes::<u32>(&frozen.meta)?;
+        let n_bytes = frozen.chunks.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let empty = Self::new(shape, budget, policy);
+        let mut thaw = Thaw::begin(&frozen.meta, n_bytes, u32::MAX as usize, empty)?;
+        for (key, bytes) in &frozen.chunks {
+            thaw.take(*key, bytes)?;
+        }
+        thaw.finish()
+    }
+}
+
+/// A frozen cache on its way back, chunk by chunk.
+pub struct Thaw<E> {
+    cache: KvCache<E>,
+    /// Chunks that have not come yet.
+    expected: Box<dyn Iterator<Item = Part> + Send>,
+    n_queries: usize,
+    /// What has come of one layer's queries.
+    window: Vec<u8>,
+}
+
+impl<E: KvElement> Thaw<E> {
+    /// Makes `empty`, a cache of the shape, the budget and the policy that are asked for, ready
+    /// for chunks of `n_bytes` in all, made from `n_tokens` at most.
+    ///
+    /// # Errors
+    /// Says what differs, or what is damaged. Nothing is allocated on the word of a length that
+    /// `n_bytes` does not bear out.
+    pub fn begin(
+        meta: &[u8],
+        n_bytes: u64,
+        n_tokens: usize,
+        empty: KvCache<E>,
+    ) -> Result<Self, ThawError> {
+        let (found, rest) = postcard::take_from_bytes::<u32>(meta)?;
         if found != VERSION {
             return Err(ThawError::Version { found });
         }
@@ -134,16 +186,16 @@ impl<E: KvElement> KvCache<E> {
         if !rest.is_empty() {
             return Err(ThawError::TrailingMeta(rest.len()));
         }
+        let mut cache = empty;
+        let (shape, limit) = (cache.shape, cache.limit());
         same("shape", meta.shape, shape)?;
         same("element type", meta.element.as_str(), E::NAME)?;
-        same("budget", meta.budget, budget)?;
-        same("policy", meta.policy.as_str(), policy.name())?;
-        same("policy version", meta.policy_version, policy.version())?;
-        let mut cache = Self::new(shape, budget, policy);
-        let limit = cache.limit();
+        same("budget", meta.budget, cache.budget)?;
+        same("policy", meta.policy.as_str(), cache.policy.name())?;
+        same("policy version", meta.policy_version, cache.policy.version())?;
         let Meta { kept, n_queries, logical, n_compactions, .. } = meta;
         let may_be_fewer = cache.policy.evicts();
-        if logical > u64::from(u32::MAX)
+        if logical > n_tokens.min(u32::MAX as usize) as u64
             || kept > logical
             || kept > limit as u64
             || (kept < logical && !may_be_fewer)
@@ -151,31 +203,71 @@ impl<E: KvElement> KvCache<E> {
         {
             return Err(ThawError::Counts { kept, n_queries, logical });
         }
-        let (kept, n_queries, logical) = (kept as usize, n_queries as usize, logical as usize);
-        let chunks = in_order::<E>(&frozen.chunks, &shape, kept, n_queries)?;
-
-        cache.logical = logical;
+        let expected = chunk_bytes::<E>(&shape, kept, n_queries);
+        if n_bytes != expected {
+            return Err(ThawError::Length { found: n_bytes, expected });
+        }
+        let (kept, n_queries) = (kept as usize, n_queries as usize);
+        cache.logical = logical as usize;
         cache.n_compactions = n_compactions;
         for layer in &mut cache.layers {
             layer.reserve(&shape, kept, limit);
             layer.n_slots = kept;
         }
-        let mut chunks = chunks.into_iter();
-        for (part, bytes) in slot_parts::<E>(&shape, kept).zip(&mut chunks) {
-            cache.layers[part.layer_idx].read_slots(&shape, part.range, bytes);
+        let expected = slot_parts::<E>(shape, kept).chain(query_parts(shape, n_queries));
+        Ok(Self { cache, expected: Box::new(expected), n_queries, window: Vec::new() })
+    }
+
+    /// Tokens that the cache has read.
+    pub fn logical(&self) -> usize {
+        self.cache.logical
+    }
+
+    /// Takes the next chunk; they come in the order of their keys.
+    ///
+    /// # Errors
+    /// Where another one belongs there, or it is not as long as it must be.
+    pub fn take(&mut self, key: u64, bytes: &[u8]) -> Result<(), ThawError> {
+        let part = self.expected.next().ok_or(ThawError::ChunkExtra { key })?;
+        if part.key != key {
+            return Err(ThawError::ChunkKey { found: key, expected: part.key });
         }
-        let mut windows = vec![Vec::new(); shape.n_layers];
-        for (part, bytes) in query_parts(&shape, n_queries).zip(chunks) {
-            windows[part.layer_idx].extend_from_slice(bytes);
+        if part.n_bytes != bytes.len() {
+            let (found, expected) = (bytes.len(), part.n_bytes);
+            return Err(ThawError::ChunkLength { key, found, expected });
         }
-        let n_numbers = n_queries * shape.n_heads() * shape.head_dim;
-        for (layer_idx, (layer, window)) in cache.layers.iter_mut().zip(windows).enumerate() {
-            let mut window = window.as_slice();
-            layer.window.positions.resize(n_queries, 0);
-            layer.window.queries.resize(n_numbers, 0.0);
+        let shape = self.cache.shape;
+        let layer = &mut self.cache.layers[part.layer_idx];
+        if key >> 56 == SLOTS {
+            layer.read_slots(&shape, part.range, bytes);
+            return Ok(());
+        }
+        self.window.extend_from_slice(bytes);
+        if self.window.len() == self.n_queries * query_bytes(&shape) {
+            let mut window = self.window.as_slice();
+            let n_numbers = self.n_queries * shape.n_heads() * shape.head_dim;
+            layer.window.positions = vec![0; self.n_queries];
+            layer.window.queries = vec![0.0; n_numbers];
             read(&mut window, &mut layer.window.positions);
             read(&mut window, &mut layer.window.queries);
-            layer.check(&shape, logical).map_err(|what| ThawError::Content { what, layer_idx })?;
+            self.window.clear();
+        }
+        Ok(())
+    }
+
+    /// The cache, once all chunks have come.
+    ///
+    /// # Errors
+    /// Where one is missing, or what they hold makes no sense.
+    pub fn finish(mut self) -> Result<KvCache<E>, ThawError> {
+        if let Some(part) = self.expected.next() {
+            return Err(ThawError::ChunkMissing { key: part.key });
+        }
+        let Self { cache, .. } = self;
+        for (layer_idx, layer) in cache.layers.iter().enumerate() {
+            layer
+                .check(&cache.shape, cache.logical)
+                .map_err(|what| ThawError::Content { what, layer_idx })?;
         }
         Ok(cache)
     }
@@ -236,16 +328,30 @@ impl<E: KvElement> LayerCache<E> {
 }
 
 /// How the slots of all layers are cut into chunks.
-fn slot_parts<E: KvElement>(shape: &CacheShape, n_slots: usize) -> impl Iterator<Item = Part> {
+fn slot_parts<E: KvElement>(
+    shape: CacheShape,
+    n_slots: usize,
+) -> impl Iterator<Item = Part> + use<E> {
     let slot_bytes = shape.layer_slot_bytes::<E>();
     let per_chunk = (CHUNK_BYTES / slot_bytes.max(1)).max(1);
     parts(SLOTS, shape.n_layers, n_slots, per_chunk, slot_bytes)
 }
 
 /// How the query windows of all layers are cut into chunks.
-fn query_parts(shape: &CacheShape, n_queries: usize) -> impl Iterator<Item = Part> {
-    let row = size_of::<u32>() + shape.n_heads() * shape.head_dim * size_of::<f32>();
-    parts(QUERIES, shape.n_layers, n_queries * row, CHUNK_BYTES, 1)
+fn query_parts(shape: CacheShape, n_queries: usize) -> impl Iterator<Item = Part> {
+    parts(QUERIES, shape.n_layers, n_queries * query_bytes(&shape), CHUNK_BYTES, 1)
+}
+
+/// Bytes of one token's queries in one layer, and of its position.
+fn query_bytes(shape: &CacheShape) -> usize {
+    size_of::<u32>() + shape.n_heads() * shape.head_dim * size_of::<f32>()
+}
+
+/// Bytes of all chunks of a cache.
+fn chunk_bytes<E: KvElement>(shape: &CacheShape, n_slots: u64, n_queries: u64) -> u64 {
+    let slots = n_slots.saturating_mul(shape.slot_bytes::<E>() as u64);
+    let queries = n_queries.saturating_mul((shape.n_layers * query_bytes(shape)) as u64);
+    slots.saturating_add(queries)
 }
 
 fn parts(
@@ -263,33 +369,6 @@ fn parts(
             Part { key, n_bytes: range.len() * unit_bytes, layer_idx, range }
         })
     })
-}
-
-/// The chunks sorted by key, once each is known to be there and to be as long as it must be.
-fn in_order<'a, E: KvElement>(
-    chunks: &'a [(u64, Vec<u8>)],
-    shape: &CacheShape,
-    n_slots: usize,
-    n_queries: usize,
-) -> Result<Vec<&'a [u8]>, ThawError> {
-    let expected = || slot_parts::<E>(shape, n_slots).chain(query_parts(shape, n_queries));
-    let mut sorted: Vec<_> = chunks.iter().collect();
-    sorted.sort_by_key(|(key, _)| *key);
-    for (part, (key, bytes)) in expected().zip(&sorted) {
-        if part.key != *key {
-            return Err(ThawError::ChunkKey { found: *key, expected: part.key });
-        }
-        if part.n_bytes != bytes.len() {
-            let (found, expected) = (bytes.len(), part.n_bytes);
-            return Err(ThawError::ChunkLength { key: *key, found, expected });
-        }
-    }
-    // Counted one further than there are chunks at most, whatever the description claims.
-    let n_expected = expected().take(chunks.len() + 1).count();
-    if n_expected != chunks.len() {
-        return Err(ThawError::ChunkCount { found: chunks.len(), expected: n_expected });
-    }
-    Ok(sorted.into_iter().map(|(_, bytes)| bytes.as_slice()).collect())
 }
 
 fn read<T: Pod>(from: &mut &[u8], to: &mut [T]) {
@@ -490,7 +569,7 @@ mod tests {
         assert!(matches!(refused(5, 6, 0), ThawError::Counts { .. }));
         assert!(matches!(refused(500, 100, 9), ThawError::Counts { .. }));
         assert!(matches!(refused(500, 100, u64::MAX), ThawError::Counts { .. }));
-        assert!(matches!(refused(500, 300, 8), ThawError::ChunkCount { found: 0, .. }));
+        assert!(matches!(refused(500, 300, 8), ThawError::Length { found: 0, .. }));
         let frozen = Frozen { meta: meta(u64::from(u32::MAX), 300, 8), chunks: Vec::new() };
         assert!(matches!(thaw(&frozen, "full"), Err(ThawError::Mismatch { .. })));
     }

@@ -58,6 +58,13 @@ pub struct ImportanceWork {
     unpooled: Vec<f32>,
 }
 
+impl ImportanceWork {
+    pub(super) fn bytes(&self) -> usize {
+        let Self { panels, weights, unpooled } = self;
+        panels.bytes() + (weights.capacity() + unpooled.capacity()) * size_of::<f32>()
+    }
+}
+
 impl Importance {
     /// Writes the importance of each slot before the cut into the front of `out`, `[S]`, zeros
     /// behind, and returns how many slots lie before the cut. Zeros where there is no query.

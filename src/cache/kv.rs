@@ -137,10 +137,6 @@ impl<E: KvElement> KvCache<E> {
         self.layers.first().map_or(0, |layer| layer.n_slots)
     }
 
-    pub fn evicted(&self) -> usize {
-        self.logical.saturating_sub(self.kept())
-    }
-
     pub fn n_compactions(&self) -> u64 {
         self.n_compactions
     }
@@ -178,6 +174,22 @@ impl<E: KvElement> KvCache<E> {
         let row = self.shape.n_heads() * self.shape.head_dim * size_of::<f32>();
         let window = WINDOW * (row + size_of::<u32>());
         capacity * self.shape.slot_bytes::<E>() + self.shape.n_layers * window
+    }
+
+    /// The most bytes that steps hold beside the cache while it grows to `n_tokens`: a staged
+    /// block of `n_block`, buffers of compactions, and a layer's old keys while they are moved.
+    /// `compacts` where it is to be compacted whatever its length.
+    pub fn working_bytes(&self, n_tokens: usize, n_block: usize, compacts: bool) -> usize {
+        let n_slots = n_tokens.min(self.limit());
+        let moved = self.shape.n_kv_heads * n_slots * self.shape.head_dim * size_of::<E>();
+        let is_compacted = compacts || (self.policy.evicts() && n_tokens > self.budget.n_slots);
+        let scratch = if is_compacted {
+            let n_scored = n_tokens.min(self.limit().saturating_add(n_block)).max(self.kept());
+            Scratch::most_bytes(&self.shape, &*self.policy, n_scored)
+        } else {
+            0
+        };
+        Staging::<E>::most_bytes(&self.shape, n_block.min(n_tokens)) + moved + scratch
     }
 
     /// Appends one token's key and value to one layer, both `[H, D]`, the key rotated.
@@ -246,7 +258,8 @@ impl<E: KvElement> KvCache<E> {
     }
 
     /// Goes on under another budget and policy. What the old policy remembered of the slots is
-    /// forgotten; where they are more than the new bound allows, they are compacted.
+    /// forgotten; where they are more than the new bound allows, they are compacted. Memory beyond
+    /// the new bound is given back.
     pub fn configure(
         &mut self,
         budget: Budget,
@@ -265,6 +278,8 @@ impl<E: KvElement> KvCache<E> {
         if self.kept() > self.limit() {
             self.compact(rope, scratch);
         }
+        let limit = self.limit();
+        self.layers.iter_mut().for_each(|layer| layer.shrink(&self.shape, limit));
     }
 
     /// Compacts every layer to the budget; nothing happens where they are within it already.
@@ -272,11 +287,17 @@ impl<E: KvElement> KvCache<E> {
         if !self.policy.evicts() || self.kept() <= self.budget.n_slots {
             return;
         }
-        // All layers in one parallel region, so that the last heads of one wait for nobody.
         let (shape, budget, policy) = (&self.shape, self.budget, &*self.policy);
-        self.layers.par_iter_mut().enumerate().for_each(|(layer_idx, layer)| {
+        let compact = |(layer_idx, layer): (usize, &mut LayerCache<E>)| {
             compress::compact_layer(shape, budget, policy, layer_idx, layer, None, rope, scratch);
-        });
+        };
+        if policy.shares_survivors() {
+            // Each layer needs buffers for all of its heads at once.
+            self.layers.iter_mut().enumerate().for_each(compact);
+        } else {
+            // All layers in one parallel region, so that the last heads of one wait for nobody.
+            self.layers.par_iter_mut().enumerate().for_each(compact);
+        }
         self.n_compactions += 1;
     }
 }
@@ -286,7 +307,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cache::policy::by_name;
+    use crate::cache::policy::{NAMES, by_name};
 
     const SHAPE: CacheShape = CacheShape { n_layers: 3, n_kv_heads: 2, n_groups: 2, head_dim: 4 };
 
@@ -348,6 +369,38 @@ mod tests {
             }
             prop_assert!(cache.bytes() <= announced);
         }
+    }
+
+    #[test]
+    fn compactions_hold_no_more_than_was_announced() {
+        for name in NAMES {
+            let budget = Budget { n_slots: 300, n_buffer: 50 };
+            let mut cache = KvCache::<f16>::new(SHAPE, budget, by_name(name).unwrap());
+            let scratch = Scratch::default();
+            for n_tokens in [200, 100, 1, 60, 256, 3, 256, 256] {
+                let announced = cache.working_bytes(cache.logical() + n_tokens, 256, false);
+                read(&mut cache, n_tokens, &scratch);
+                assert!(scratch.bytes() <= announced, "{name}: {} B", scratch.bytes());
+            }
+            assert_eq!(scratch.bytes() > 0, cache.policy().evicts(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_smaller_budget_gives_memory_back() {
+        let budget = Budget { n_slots: 1_000, n_buffer: 50 };
+        let mut cache = KvCache::<f16>::new(SHAPE, budget, by_name("rkv").unwrap());
+        let scratch = Scratch::default();
+        read(&mut cache, 256, &scratch);
+        read(&mut cache, 256, &scratch);
+        let before: Vec<u32> = cache.layers()[2].positions(1)[412..].to_vec();
+        let smaller = Budget { n_slots: 300, n_buffer: 20 };
+        cache.configure(smaller, by_name("streaming").unwrap(), &Still, &scratch);
+        assert_eq!((cache.kept(), cache.logical()), (300, 512));
+        assert!(cache.bytes() <= cache.bytes_after(0));
+        assert_eq!(cache.bytes(), allocated(&cache));
+        assert_eq!(cache.layers()[2].positions(1)[200..], before, "the newest stay");
+        assert_eq!(cache.layers()[2].capacity, 320);
     }
 
     #[test]

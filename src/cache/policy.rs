@@ -91,6 +91,14 @@ pub struct Work {
     pub anchor: Vec<f32>,
 }
 
+impl Work {
+    /// Bytes that the buffers hold.
+    pub(super) fn bytes(&self) -> usize {
+        let Self { importance, redundancy, anchor } = self;
+        importance.bytes() + redundancy.bytes() + anchor.capacity() * size_of::<f32>()
+    }
+}
+
 /// Which slots a policy never gives up, besides what its scores say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protection {

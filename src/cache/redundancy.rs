@@ -45,6 +45,14 @@ pub struct RedundancyWork {
     result: Vec<f32>,
 }
 
+impl RedundancyWork {
+    pub(super) fn bytes(&self) -> usize {
+        let Self { panels, unit, sum, result } = self;
+        let numbers = unit.capacity() + result.capacity();
+        panels.bytes() + numbers * size_of::<f32>() + sum.capacity() * size_of::<f64>()
+    }
+}
+
 /// The redundancy of each slot of one head, `[S]`, summing to one. `keys` are `[S, D]`; `matches`,
 /// `[S]`, are brought up to date.
 pub fn redundancy<'a>(

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use attar::config::Settings;
 use attar::wire::client::Received;
 use attar::wire::{Client, socket};
 use clap::Args;
@@ -29,7 +30,7 @@ pub struct ChatCommand {
     /// Open this session again, or make it.
     #[arg(long)]
     session: Option<String>,
-    /// Model by name or path.
+    /// Model by name or path; a daemon that is started for it takes `ATTAR_MODEL` without it.
     #[arg(long)]
     model: Option<String>,
     /// Slots of the cache that stay.
@@ -175,15 +176,23 @@ async fn connect_or_start(path: &Path, model: Option<&str>) -> anyhow::Result<Cl
     if let Ok(client) = Client::connect(path).await {
         return Ok(client);
     }
-    let model = model.unwrap_or(attar::model::registry::DEFAULT_MODEL);
-    local::ensure_model(model)?;
+    // As the daemon itself would choose.
+    let model = match model {
+        Some(model) => model.to_owned(),
+        None => {
+            Settings { model: std::env::var("ATTAR_MODEL").ok(), ..Settings::default() }
+                .check()?
+                .model
+        }
+    };
+    local::ensure_model(&model)?;
     let program = std::env::current_exe().context("cannot find the attar program")?;
     let mut daemon = Command::new(program)
         .arg("serve")
         .arg("--socket")
         .arg(path)
         .arg("--model")
-        .arg(model)
+        .arg(&model)
         // Not in our process group: Ctrl-C here ends an answer, not the daemon.
         .process_group(0)
         .stdin(Stdio::null())

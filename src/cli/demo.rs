@@ -121,7 +121,7 @@ async fn read(
     bar.set_style(ProgressStyle::with_template("reading {bar:40} {pos}/{len} tokens {eta}")?);
     for message in messages {
         sessions.append(session, vec![message]).await?;
-        let stats = sessions.guard(session).await?.read(true).await?;
+        let stats = sessions.guard(session).await?.read_all().await?;
         bar.set_position(stats.logical as u64);
     }
     bar.finish_and_clear();

@@ -1,7 +1,7 @@
 //! `attar doctor`: what could keep Attar from working here, and what to do.
 
 use std::io::{Write, stdout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use attar::config::{self, Settings};
 use attar::model::decoder::Decoder;
@@ -120,13 +120,35 @@ fn model(name: &str) -> Finding {
     }
 }
 
+/// Names of the databases that could not be read, now or earlier.
+fn set_aside(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut aside: Vec<_> = names
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.contains(".damaged-"))
+        .collect();
+    aside.sort();
+    aside
+}
+
 fn store(config: &config::Config, has_daemon: bool) -> Finding {
     let dir = config.data_dir.display();
     let (is_well, seen) = match Store::open(&config.data_dir, config.store_limit) {
         Ok(store) => match store.list() {
             Ok(sessions) => {
                 let size = local::human(store.size_on_disk());
-                (true, format!("{dir}: {} sessions, {size}", sessions.len()))
+                let seen = format!("{dir}: {} sessions, {size}", sessions.len());
+                match set_aside(&config.data_dir) {
+                    aside if aside.is_empty() => (true, seen),
+                    aside => (
+                        false,
+                        format!(
+                            "{seen}; set aside because it could not be read: {}; a cache can be \
+                             deleted, a history holds sessions that are lost otherwise",
+                            aside.join(", ")
+                        ),
+                    ),
+                }
             }
             Err(error) => (false, format!("{dir}: {error}")),
         },

@@ -75,7 +75,7 @@ impl ReplayCommand {
             let started = Instant::now();
             let role = message.role.as_str();
             sessions.append(&opened.session, vec![message]).await?;
-            let stats = sessions.guard(&opened.session).await?.read(true).await?;
+            let stats = sessions.guard(&opened.session).await?.read_all().await?;
             let ms = started.elapsed().as_millis() as u64;
             let evicted = stats.logical - stats.kept;
             if self.json {

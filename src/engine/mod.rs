@@ -9,17 +9,18 @@ mod sequence;
 mod step;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use half::f16;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::freeze::Frozen;
-use crate::cache::{Budget, KvCache, Policy};
+use crate::cache::{Budget, KvCache, KvElement, Policy};
 use crate::model::decoder::Decoder;
-pub use memory::KvMemory;
+use memory::EngineId;
+pub use memory::{Granted, KvMemory, Need, Resident};
+use plan::Pending;
 use sampler::Sampler;
+use sequence::{Job, Sequence};
 
 /// Commands that may wait for the engine before their senders do.
 const COMMANDS_MAX: usize = 1_024;
@@ -86,6 +87,8 @@ pub trait Listener: Send {
 
 /// What is to be generated.
 pub struct Generate {
+    /// When it was asked for.
+    pub asked_at: Instant,
     pub sampler: Sampler,
     pub max_tokens: usize,
     pub cancel: CancellationToken,
@@ -95,9 +98,8 @@ pub struct Generate {
 /// A sequence as its owner hands it to the engine.
 pub struct Feed {
     pub id: SequenceId,
-    /// Sets up (or replaces) the sequence; without it the sequence must be resident.
-    pub cache: Option<Box<KvCache<f16>>>,
-    /// Tokens that follow what was handed over before.
+    pub resident: Resident,
+    /// Tokens that follow what the cache has read.
     pub runs: Vec<Run>,
 }
 
@@ -106,8 +108,8 @@ pub struct Finished {
     /// All tokens chosen; the last one has not been read into the cache.
     pub tokens: Vec<u32>,
     pub reason: FinishReason,
-    /// The cache after the last token that was read.
-    pub frozen: Frozen,
+    /// The cache after the last token that was read; none where the generation never began.
+    pub resident: Option<Resident>,
     pub stats: CacheStats,
     pub timing: Timing,
 }
@@ -126,12 +128,24 @@ pub struct CacheStats {
     pub bytes: usize,
 }
 
+impl CacheStats {
+    /// A cache's numbers, with nothing pending.
+    pub fn of<E: KvElement>(cache: &KvCache<E>) -> Self {
+        Self {
+            logical: cache.logical(),
+            kept: cache.kept(),
+            pending: 0,
+            compactions: cache.n_compactions(),
+            bytes: cache.bytes(),
+        }
+    }
+}
+
 /// Where a generation's time went.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timing {
     pub queue: Duration,
-    /// Prompt tokens read while the generation waited, and the time that took.
-    pub prefill_tokens: usize,
+    /// Reading the prompt's tokens.
     pub prefill: Duration,
     pub decode: Duration,
     /// Compactions between decode steps.
@@ -141,15 +155,10 @@ pub struct Timing {
 /// Why the engine could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The sequence's cache is not in memory; hand it over again.
-    #[error("the session's cache is not in memory")]
-    NotResident,
     #[error(
         "the session needs {needed} bytes of KV memory, the limit is {limit}; lower its budget or raise `--kv-memory`"
     )]
     KvMemory { needed: usize, limit: usize },
-    #[error("the conversation fills the model's context of {limit} tokens")]
-    ContextFull { limit: usize },
     #[error("nothing to read before generating")]
     EmptyPrompt,
     #[error("the model step failed: {0}")]
@@ -158,42 +167,29 @@ pub enum EngineError {
     Stopped,
 }
 
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
-pub(crate) enum Command {
-    /// Reads whole blocks while nobody waits for anything else; `wait` answers once they are read.
+enum Command {
+    /// Reads whole blocks while nobody waits for anything else; the cache rests meanwhile.
+    ReadAhead {
+        id: SequenceId,
+        sequence: Sequence,
+    },
+    /// Reads whole blocks.
     Read {
         feed: Feed,
-        wait: bool,
-        reply: Reply<CacheStats>,
+        reply: Reply<Resident>,
     },
     Generate {
         feed: Feed,
         generate: Box<Generate>,
         reply: Reply<Box<Finished>>,
     },
-    Freeze {
-        id: SequenceId,
-        reply: Reply<(Frozen, CacheStats)>,
-    },
-    Positions {
-        id: SequenceId,
-        layer_idx: usize,
-        head_idx: usize,
-        reply: Reply<Vec<u32>>,
-    },
     Configure {
-        id: SequenceId,
+        resident: Resident,
         budget: Budget,
         policy: Arc<dyn Policy>,
-        reply: Reply<(Frozen, usize)>,
-    },
-    Stats {
-        id: SequenceId,
-        reply: Reply<CacheStats>,
-    },
-    Drop {
-        id: SequenceId,
+        reply: Reply<Resident>,
     },
     Stop,
 }
@@ -201,6 +197,8 @@ pub(crate) enum Command {
 /// A way to the engine thread. Clones lead to the same thread; it stops with the last of them.
 #[derive(Clone)]
 pub struct Engine {
+    id: EngineId,
+    memory: Arc<KvMemory>,
     commands: mpsc::Sender<Command>,
 }
 
@@ -215,10 +213,36 @@ impl Engine {
         tool_call_token: Option<u32>,
     ) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let id = memory.enter();
+        let own = Arc::clone(&memory);
         std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || step::Loop::new(decoder, memory, tool_call_token, inbox).run())?;
-        Ok(Self { commands })
+            .spawn(move || step::Loop::new(decoder, own, tool_call_token, inbox).run())?;
+        Ok(Self { id, memory, commands })
+    }
+
+    /// Where caches rest that nobody works on.
+    pub fn memory(&self) -> &Arc<KvMemory> {
+        &self.memory
+    }
+
+    /// Takes memory for work on a sequence, with its cache if that rests in memory; waits in line
+    /// until there is as much.
+    ///
+    /// # Errors
+    /// [`EngineError::KvMemory`] where there never will be.
+    pub async fn admit(&self, id: SequenceId, need: Need) -> Result<Granted, EngineError> {
+        self.memory.admit(id, self.id, need).await
+    }
+
+    /// The same, if the memory is there now and nobody waits for it.
+    pub async fn try_admit(&self, id: SequenceId, need: Need) -> Option<Granted> {
+        self.memory.try_admit(id, self.id, need).await
+    }
+
+    /// Takes out the sequence's cache if it rests in memory.
+    pub async fn take(&self, id: SequenceId) -> Option<Resident> {
+        self.memory.take(id).await
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, EngineError> {
@@ -227,10 +251,27 @@ impl Engine {
         answer.await.map_err(|_| EngineError::Stopped)?
     }
 
-    /// Hands tokens over, to be read in whole blocks; a rest shorter than a block waits for a
-    /// generation. With `wait` the answer comes once the whole blocks are read, else at once.
-    pub async fn read(&self, feed: Feed, wait: bool) -> Result<CacheStats, EngineError> {
-        self.ask(|reply| Command::Read { feed, wait, reply }).await
+    /// Lets the cache rest, and whole blocks of tokens be read into it meanwhile, until somebody
+    /// takes it; a rest shorter than a block waits for a generation.
+    pub async fn read_ahead(&self, feed: Feed) -> Result<(), EngineError> {
+        let Feed { id, resident, runs } = feed;
+        let (position, pending) = (resident.cache.logical(), Pending::of(runs));
+        if !pending.is_ready(position, false) {
+            self.memory.rest(id, resident);
+            return Ok(());
+        }
+        let since = self.memory.rest_granted(id, resident);
+        let sequence = Sequence { pending, position, job: Job::Ahead(since) };
+        let sent = self.commands.send(Command::ReadAhead { id, sequence }).await;
+        sent.map_err(|_| {
+            self.memory.abandon(id, since);
+            EngineError::Stopped
+        })
+    }
+
+    /// Reads whole blocks of tokens; a rest shorter than a block waits for a generation.
+    pub async fn read(&self, feed: Feed) -> Result<Resident, EngineError> {
+        self.ask(|reply| Command::Read { feed, reply }).await
     }
 
     /// Hands tokens over and generates after them.
@@ -243,41 +284,14 @@ impl Engine {
         self.ask(|reply| Command::Generate { feed, generate, reply }).await
     }
 
-    /// The cache as bytes, as it stands now.
-    pub async fn freeze(&self, id: SequenceId) -> Result<(Frozen, CacheStats), EngineError> {
-        self.ask(|reply| Command::Freeze { id, reply }).await
-    }
-
-    /// Token positions that one head of one layer holds.
-    pub async fn positions(
-        &self,
-        id: SequenceId,
-        layer_idx: usize,
-        head_idx: usize,
-    ) -> Result<Vec<u32>, EngineError> {
-        self.ask(|reply| Command::Positions { id, layer_idx, head_idx, reply }).await
-    }
-
-    /// Brings a cache under another budget or policy; gives it as bytes, with
-    /// the number of tokens it has read.
+    /// Brings a cache under another budget or policy.
     pub async fn configure(
         &self,
-        id: SequenceId,
+        resident: Resident,
         budget: Budget,
         policy: Arc<dyn Policy>,
-    ) -> Result<(Frozen, usize), EngineError> {
-        self.ask(|reply| Command::Configure { id, budget, policy, reply }).await
-    }
-
-    /// The cache in numbers.
-    pub async fn stats(&self, id: SequenceId) -> Result<CacheStats, EngineError> {
-        self.ask(|reply| Command::Stats { id, reply }).await
-    }
-
-    /// Frees the sequence's memory. What was generated must have been stored before.
-    pub async fn forget(&self, id: SequenceId) {
-        // A stopped engine holds nothing any more.
-        let _ = self.commands.send(Command::Drop { id }).await;
+    ) -> Result<Resident, EngineError> {
+        self.ask(|reply| Command::Configure { resident, budget, policy, reply }).await
     }
 
     /// Ends the thread after the step it is in.

@@ -26,6 +26,13 @@ pub enum Next {
 }
 
 impl Pending {
+    /// Runs in the order in which they are read.
+    pub fn of(runs: Vec<Run>) -> Self {
+        let mut pending = Self::default();
+        runs.into_iter().for_each(|run| pending.push(run));
+        pending
+    }
+
     /// Queues tokens. An empty run of generated tokens is a border: a generation began there,
     /// even if it left no token in the cache.
     pub fn push(&mut self, run: Run) {

@@ -1,49 +1,32 @@
-//! A session while the engine holds it.
+//! A session while the engine works on it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use half::f16;
-
 use super::plan::Pending;
-use super::{CacheStats, FinishReason, Finished, Generate, Reply, Timing, Verdict};
-use crate::cache::KvCache;
+use super::{CacheStats, FinishReason, Finished, Generate, Reply, Resident, Timing, Verdict};
 
-/// A cache, what is to be read into it, and what it is wanted for.
+/// What is to be read into a cache, and what that is wanted for.
 pub(super) struct Sequence {
-    pub(super) cache: Box<KvCache<f16>>,
-    /// Bytes taken for it from the KV memory.
-    pub(super) charged: usize,
     pub(super) pending: Pending,
+    /// The cache's next position.
+    pub(super) position: usize,
     pub(super) job: Job,
-    /// Waits for memory that others hold.
-    pub(super) stalled: bool,
-    /// When it was last asked for, on the engine's own counter.
-    pub(super) last_used: u64,
 }
 
 /// Who waits for a sequence.
 pub(super) enum Job {
-    Idle,
+    /// Nobody: the cache rests, under this number, and is lent for each block.
+    Ahead(u64),
     /// All whole blocks of pending tokens are to be read.
-    Reading(Reply<CacheStats>),
+    Reading(Resident, Reply<Resident>),
     Generating(Box<Generation>),
 }
 
 impl Sequence {
-    pub(super) fn stats(&self) -> CacheStats {
-        CacheStats {
-            logical: self.cache.logical(),
-            kept: self.cache.kept(),
-            pending: self.pending.len(),
-            compactions: self.cache.n_compactions(),
-            bytes: self.cache.bytes(),
-        }
-    }
-
     /// Whether someone waits for it.
     pub(super) fn is_awaited(&self) -> bool {
-        !matches!(self.job, Job::Idle)
+        !matches!(self.job, Job::Ahead(_))
     }
 
     /// Whether the last, short block is to be read too.
@@ -52,39 +35,44 @@ impl Sequence {
     }
 
     pub(super) fn can_read(&self) -> bool {
-        !self.stalled && self.pending.is_ready(self.cache.logical(), self.is_forced())
+        self.pending.is_ready(self.position, self.is_forced())
     }
 
     pub(super) fn can_decode(&self) -> bool {
-        !self.stalled && self.pending.is_empty() && matches!(self.job, Job::Generating(_))
+        self.pending.is_empty() && self.is_forced()
     }
 }
 
 /// A generation under way.
 pub(super) struct Generation {
+    pub(super) resident: Resident,
     request: Generate,
     pub(super) reply: Reply<Box<Finished>>,
     /// All tokens chosen; the last is not in the cache yet.
     tokens: Vec<u32>,
     /// Tokens that come next whatever the logits say.
     forced: VecDeque<u32>,
-    asked_at: Instant,
     n_prompt: usize,
     pub(super) started_at: Option<Instant>,
     pub(super) timing: Timing,
 }
 
 impl Generation {
-    pub(super) fn new(request: Generate, reply: Reply<Box<Finished>>, n_prompt: usize) -> Self {
+    pub(super) fn new(
+        resident: Resident,
+        request: Generate,
+        reply: Reply<Box<Finished>>,
+        n_prompt: usize,
+    ) -> Self {
         Self {
+            resident,
             request,
             reply,
             tokens: Vec::new(),
             forced: VecDeque::new(),
-            asked_at: Instant::now(),
             n_prompt,
             started_at: None,
-            timing: Timing { prefill_tokens: n_prompt, ..Timing::default() },
+            timing: Timing::default(),
         }
     }
 
@@ -101,7 +89,7 @@ impl Generation {
     pub(super) fn start(&mut self) {
         if self.started_at.is_none() {
             self.started_at = Some(Instant::now());
-            self.timing.queue = self.asked_at.elapsed();
+            self.timing.queue = self.request.asked_at.elapsed();
         }
     }
 
@@ -125,11 +113,12 @@ impl Generation {
     }
 
     /// Ends in good order.
-    pub(super) fn finish(self, reason: FinishReason, cache: &KvCache<f16>, stats: CacheStats) {
-        let Self { request, reply, tokens, timing, .. } = self;
+    pub(super) fn finish(self, reason: FinishReason, n_pending: usize) {
+        let Self { resident, request, reply, tokens, timing, .. } = self;
         // The listener gives out its last words before anyone hears of the end.
         drop(request);
-        let finished = Finished { tokens, reason, frozen: cache.freeze(), stats, timing };
+        let stats = CacheStats { pending: n_pending, ..CacheStats::of(&resident.cache) };
+        let finished = Finished { tokens, reason, resident: Some(resident), stats, timing };
         // Who asked may be gone: then nobody stores this, and the stored state stands.
         let _ = reply.send(Ok(Box::new(finished)));
     }

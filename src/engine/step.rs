@@ -13,7 +13,8 @@ use super::plan::{Next, Pending};
 use super::sequence::{Generation, Job, Sequence};
 use super::{Command, EngineError, Feed, FinishReason, SequenceId};
 use crate::cache::KvCache;
-use crate::model::decoder::{BLOCK, Decoder, Workspace};
+use crate::model::ModelError;
+use crate::model::decoder::{Decoder, Workspace};
 
 /// What the engine thread owns.
 pub(super) struct Loop {
@@ -24,8 +25,6 @@ pub(super) struct Loop {
     sequences: BTreeMap<SequenceId, Sequence>,
     work: Workspace<f16>,
     logits: Vec<f32>,
-    /// Counts uses, for parking the least recently used.
-    clock: u64,
     /// Whose block was read last; the next in order has its turn.
     last_read: SequenceId,
 }
@@ -45,7 +44,6 @@ impl Loop {
             sequences: BTreeMap::new(),
             work: Workspace::default(),
             logits: Vec::new(),
-            clock: 0,
             last_read: SequenceId(0),
         }
     }
@@ -55,9 +53,6 @@ impl Loop {
         'work: loop {
             self.finish_cancelled();
             if !self.sequences.values().any(|s| s.can_read() || s.can_decode()) {
-                if self.refuse_a_starved() {
-                    continue;
-                }
                 match self.inbox.blocking_recv() {
                     Some(Command::Stop) | None => break 'work,
                     Some(command) => self.guarded(|own| own.handle(command)),
@@ -75,7 +70,7 @@ impl Loop {
             self.guarded(Self::work_in_turn);
         }
         for id in self.sequences.keys().copied().collect::<Vec<_>>() {
-            self.remove(id);
+            self.fail(id, EngineError::Stopped);
         }
     }
 
@@ -101,174 +96,74 @@ impl Loop {
     }
 
     fn handle(&mut self, command: Command) {
-        self.clock += 1;
         match command {
-            Command::Read { feed, wait, reply } => match self.accept(feed, false) {
-                Ok(sequence) if wait && sequence.can_read() => {
-                    sequence.job = Job::Reading(reply);
+            Command::ReadAhead { id, sequence } => {
+                self.sequences.insert(id, sequence);
+            }
+            Command::Read { feed: Feed { id, resident, runs }, reply } => {
+                let position = resident.cache.logical();
+                let pending = Pending::of(runs);
+                if pending.is_ready(position, false) {
+                    let job = Job::Reading(resident, reply);
+                    self.sequences.insert(id, Sequence { pending, position, job });
+                } else {
+                    // Who asked may have gone away: nothing hangs on the answer.
+                    drop(reply.send(Ok(resident)));
                 }
-                // Who asked may have gone away: nothing hangs on these answers.
-                Ok(sequence) => drop(reply.send(Ok(sequence.stats()))),
-                Err(error) => drop(reply.send(Err(error))),
-            },
-            Command::Generate { feed, generate, reply } => match self.accept(feed, true) {
-                Ok(sequence) if sequence.pending.is_empty() => {
+            }
+            Command::Generate { feed: Feed { id, resident, runs }, generate, reply } => {
+                let position = resident.cache.logical();
+                let pending = Pending::of(runs);
+                if pending.is_empty() {
                     drop(reply.send(Err(EngineError::EmptyPrompt)));
+                    return;
                 }
-                Ok(sequence) => {
-                    let n_prompt = sequence.pending.len();
-                    let generation = Generation::new(*generate, reply, n_prompt);
-                    sequence.job = Job::Generating(Box::new(generation));
-                }
-                Err(error) => drop(reply.send(Err(error))),
-            },
-            Command::Freeze { id, reply } => {
-                let frozen = self.resident(id).map(|s| (s.cache.freeze(), s.stats()));
-                drop(reply.send(frozen));
+                let generation = Generation::new(resident, *generate, reply, pending.len());
+                let job = Job::Generating(Box::new(generation));
+                self.sequences.insert(id, Sequence { pending, position, job });
             }
-            Command::Positions { id, layer_idx, head_idx, reply } => {
-                let positions = self.resident(id).map(|s| {
-                    let layer = s.cache.layers().get(layer_idx);
-                    let is_head = head_idx < s.cache.shape().n_kv_heads;
-                    layer.filter(|_| is_head).map_or(Vec::new(), |l| l.positions(head_idx).to_vec())
-                });
-                drop(reply.send(positions));
+            Command::Configure { mut resident, budget, policy, reply } => {
+                let (rope, scratch) = (self.decoder.rope(), &self.work.scratch);
+                resident.cache.configure(budget, policy, rope, scratch);
+                self.work.release();
+                drop(reply.send(Ok(resident)));
             }
-            Command::Configure { id, budget, policy, reply } => {
-                let scratch = &self.work.scratch;
-                let configured = self.sequences.get_mut(&id).map(|sequence| {
-                    sequence.cache.configure(budget, policy, self.decoder.rope(), scratch);
-                    (sequence.cache.freeze(), sequence.cache.logical())
-                });
-                drop(reply.send(configured.ok_or(EngineError::NotResident)));
-            }
-            Command::Stats { id, reply } => drop(reply.send(self.resident(id).map(|s| s.stats()))),
-            Command::Drop { id } => self.remove(id),
             Command::Stop => unreachable!("the loop ends at this command"),
         }
     }
 
-    fn resident(&self, id: SequenceId) -> Result<&Sequence, EngineError> {
-        self.sequences.get(&id).ok_or(EngineError::NotResident)
-    }
-
-    /// Takes tokens, and a cache where there is one, into the engine's keeping.
-    ///
-    /// One that finds no room is refused, or, where it `waits`, paid for before its first step.
-    fn accept(&mut self, feed: Feed, waits: bool) -> Result<&mut Sequence, EngineError> {
-        if let Some(cache) = feed.cache {
-            self.remove(feed.id);
-            let mut charged = cache.bytes();
-            if !self.make_room(feed.id, charged) {
-                if !waits {
-                    return Err(self.out_of_memory(&cache));
-                }
-                charged = 0;
-            }
-            let sequence = Sequence {
-                cache,
-                charged,
-                pending: Pending::default(),
-                job: Job::Idle,
-                stalled: false,
-                last_used: self.clock,
-            };
-            self.sequences.insert(feed.id, sequence);
-        }
-        let clock = self.clock;
-        let sequence = self.sequences.get_mut(&feed.id).ok_or(EngineError::NotResident)?;
-        sequence.last_used = clock;
-        sequence.stalled = false;
-        feed.runs.into_iter().for_each(|run| sequence.pending.push(run));
-        Ok(sequence)
-    }
-
-    fn out_of_memory(&self, cache: &KvCache<f16>) -> EngineError {
-        let needed = cache.bytes_after(BLOCK).max(cache.bytes());
-        EngineError::KvMemory { needed, limit: self.memory.limit() }
-    }
-
-    /// Takes memory, parking idle sequences, least recently used first, until it is there. A
-    /// parked sequence is stored by its owner, who hands it over again when it is wanted.
-    fn make_room(&mut self, asking: SequenceId, bytes: usize) -> bool {
-        let held = self.sequences.get(&asking).map_or(0, |s| s.charged);
-        if held + bytes > self.memory.limit() {
-            // Nobody's parking would help.
-            return false;
-        }
-        while !self.memory.take(bytes) {
-            let idle = self
-                .sequences
-                .iter()
-                .filter(|(id, s)| **id != asking && matches!(s.job, Job::Idle))
-                .min_by_key(|(_, s)| s.last_used);
-            match idle {
-                Some((&id, _)) => self.remove(id),
-                None => return false,
-            }
-        }
-        true
-    }
-
-    /// Takes the memory that `n_tokens` more need; where others hold it, the sequence waits.
-    fn charge(&mut self, id: SequenceId, n_tokens: usize) -> bool {
-        let Some(sequence) = self.sequences.get(&id) else { return false };
-        let wanted = sequence.cache.bytes_after(n_tokens).saturating_sub(sequence.charged);
-        let granted = self.make_room(id, wanted);
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.stalled = !granted;
-            if granted {
-                sequence.charged += wanted;
-            }
-        }
-        granted
-    }
-
-    /// Nobody runs, so no memory will come free: of those who wait for it the last to come is
-    /// told so, and the others try again.
-    fn refuse_a_starved(&mut self) -> bool {
-        let starved = self.sequences.iter().filter(|(_, s)| s.is_awaited());
-        let Some((&id, sequence)) = starved.max_by_key(|(_, s)| s.last_used) else { return false };
-        let error = self.out_of_memory(&sequence.cache);
-        self.fail(id, error);
-        true
-    }
-
-    fn remove(&mut self, id: SequenceId) {
-        if let Some(sequence) = self.sequences.remove(&id) {
-            self.memory.give(sequence.charged);
-            self.wake_all();
-        }
-    }
-
-    fn wake_all(&mut self) {
-        self.sequences.values_mut().for_each(|s| s.stalled = false);
+    /// Ends work on a sequence. What it needed beside its cache goes before its memory does.
+    fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
+        self.work.release();
+        self.sequences.remove(&id)
     }
 
     /// Ends a sequence's job with an error. Its cache may be half-written, so it goes too.
     fn fail(&mut self, id: SequenceId, error: EngineError) {
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            match std::mem::replace(&mut sequence.job, Job::Idle) {
-                Job::Idle => {}
-                Job::Reading(reply) => drop(reply.send(Err(error))),
-                Job::Generating(generation) => drop(generation.reply.send(Err(error))),
+        match self.remove(id).map(|sequence| sequence.job) {
+            Some(Job::Ahead(since)) => self.memory.abandon(id, since),
+            Some(Job::Reading(resident, reply)) => {
+                drop(resident);
+                drop(reply.send(Err(error)));
             }
+            Some(Job::Generating(generation)) => {
+                let Generation { resident, reply, .. } = *generation;
+                drop(resident);
+                drop(reply.send(Err(error)));
+            }
+            None => {}
         }
-        self.remove(id);
     }
 
     fn finish(&mut self, id: SequenceId, reason: FinishReason) {
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            let stats = sequence.stats();
-            if let Job::Generating(generation) = std::mem::replace(&mut sequence.job, Job::Idle) {
-                generation.finish(reason, &sequence.cache, stats);
-            }
-            self.wake_all();
+        let Some(Sequence { pending, job, .. }) = self.remove(id) else { return };
+        if let Job::Generating(generation) = job {
+            generation.finish(reason, pending.len());
         }
     }
 
     /// Reads one block, or replays one token, of the next sequence in turn. Those that someone
-    /// waits for come before idle ones.
+    /// waits for come before others.
     fn read_one(&mut self) {
         let readable =
             |(id, s): (&SequenceId, &Sequence)| s.can_read().then_some((*id, s.is_awaited()));
@@ -278,63 +173,78 @@ impl Loop {
         let next = in_turn.clone().find(|(id, _)| *id > self.last_read).or_else(|| in_turn.next());
         let Some(&(id, _)) = next else { return };
         self.last_read = id;
-        if !self.charge(id, BLOCK) {
-            return;
-        }
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let (logical, forced) = (sequence.cache.logical(), sequence.is_forced());
-        let Some(next) = sequence.pending.take(logical, forced) else { return };
-        let wants_logits = matches!(sequence.job, Job::Generating(_))
-            && sequence.pending.is_empty()
-            && matches!(next, Next::Block(_));
-        if let Job::Generating(generation) = &mut sequence.job {
-            generation.start();
-        }
+        let forced = sequence.is_forced();
+        let mut lent = match sequence.job {
+            Job::Ahead(since) => match self.memory.lend(id, since) {
+                Some(cache) => Some(cache),
+                None => {
+                    // Parked, or taken by its owner.
+                    self.remove(id);
+                    return;
+                }
+            },
+            Job::Reading(..) | Job::Generating(_) => None,
+        };
+        let cache = match (&mut sequence.job, &mut lent) {
+            (Job::Reading(resident, _), _) => &mut resident.cache,
+            (Job::Generating(generation), _) => {
+                generation.start();
+                &mut generation.resident.cache
+            }
+            (Job::Ahead(_), Some(cache)) => cache,
+            (Job::Ahead(_), None) => return,
+        };
+        let Some(next) = sequence.pending.take(sequence.position, forced) else { return };
+        let wants_logits = forced && sequence.pending.is_empty() && matches!(next, Next::Block(_));
         let (decoder, work, logits) = (&self.decoder, &mut self.work, &mut self.logits);
         let tool_call_token = self.tool_call_token;
         let read = catch_unwind(AssertUnwindSafe(|| match next {
             Next::Block(tokens) => {
-                let logits = wants_logits.then_some(logits);
-                decoder.prefill(&tokens, &mut sequence.cache, work, logits)
+                decoder.prefill(&tokens, cache, work, wants_logits.then_some(logits))
             }
             Next::Replay(token) => {
-                make_room_for(token, tool_call_token, &mut sequence.cache, decoder, work);
-                decoder.decode(&[token], &mut [&mut *sequence.cache], work, None)
+                make_room_for(token, tool_call_token, cache, decoder, work);
+                decoder.decode(&[token], &mut [&mut **cache], work, None)
             }
         }));
+        let is_whole = matches!(read, Ok(Ok(())));
+        sequence.position = cache.logical();
+        if let Some(cache) = lent.filter(|_| is_whole) {
+            let is_done = !sequence.can_read();
+            // Once it is back it may be parked at any time, and its share of the buffers with it.
+            self.work.release();
+            if is_done {
+                self.sequences.remove(&id);
+            }
+            self.memory.give_back(id, cache, is_done);
+        }
         match read {
             Ok(Ok(())) => self.after_reading(id, wants_logits),
-            Ok(Err(error)) => self.fail(id, EngineError::Step(error.to_string())),
+            Ok(Err(error)) => self.fail_step(&[id], &error),
             Err(panic) => self.recover(&[id], &*panic),
         }
     }
 
     fn after_reading(&mut self, id: SequenceId, has_logits: bool) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let position = sequence.cache.logical();
-        let is_done = !sequence.pending.is_ready(position, false);
-        let mut finished = None;
+        let (position, n_pending) = (sequence.position, sequence.pending.len());
         match &mut sequence.job {
-            Job::Idle => {}
-            Job::Reading(_) if is_done => {
-                let stats = sequence.stats();
-                if let Job::Reading(reply) = std::mem::replace(&mut sequence.job, Job::Idle) {
-                    drop(reply.send(Ok(stats)));
+            Job::Ahead(_) => {}
+            Job::Reading(..) if sequence.pending.is_ready(position, false) => {}
+            Job::Reading(..) => {
+                if let Some(Job::Reading(resident, reply)) = self.remove(id).map(|s| s.job) {
+                    drop(reply.send(Ok(resident)));
                 }
-                self.wake_all();
             }
-            Job::Reading(_) => {}
             Job::Generating(generation) => {
-                generation.progress(sequence.pending.len());
+                generation.progress(n_pending);
                 generation.timing.prefill =
                     generation.started_at.map_or_else(Default::default, |at| at.elapsed());
-                if has_logits {
-                    finished = generation.choose(&mut self.logits, position);
+                if has_logits && let Some(reason) = generation.choose(&mut self.logits, position) {
+                    self.finish(id, reason);
                 }
             }
-        }
-        if let Some(reason) = finished {
-            self.finish(id, reason);
         }
     }
 
@@ -351,31 +261,24 @@ impl Loop {
     /// there is none.
     fn decode_all(&mut self) -> bool {
         let context = self.decoder.config().context_length;
-        let waiting: Vec<_> =
-            self.sequences.iter().filter(|(_, s)| s.can_decode()).map(|(id, _)| *id).collect();
-        let mut batch = Vec::with_capacity(waiting.len());
-        for id in waiting {
-            if self.sequences[&id].cache.logical() == context {
-                self.finish(id, FinishReason::Length);
-            } else if self.charge(id, 1) {
-                batch.push(id);
-            }
+        let is_at_end = |s: &Sequence| s.can_decode() && s.position == context;
+        let full = self.sequences.iter().filter(|(_, s)| is_at_end(s));
+        for id in full.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.finish(id, FinishReason::Length);
         }
-        // Parking for one may have taken nobody who generates, so the batch still stands.
-        let mut tokens = Vec::with_capacity(batch.len());
-        let mut caches = Vec::with_capacity(batch.len());
+        let (mut batch, mut tokens, mut caches) = (Vec::new(), Vec::new(), Vec::new());
         let (decoder, work, logits) = (&self.decoder, &mut self.work, &mut self.logits);
-        for (id, sequence) in &mut self.sequences {
-            if !batch.contains(id) {
-                continue;
-            }
+        for (id, sequence) in self.sequences.iter_mut().filter(|(_, s)| s.can_decode()) {
             let Job::Generating(generation) = &mut sequence.job else { continue };
             let Some(token) = generation.last_token() else { continue };
+            let cache = &mut generation.resident.cache;
             let before = Instant::now();
-            make_room_for(token, self.tool_call_token, &mut sequence.cache, decoder, work);
+            make_room_for(token, self.tool_call_token, cache, decoder, work);
             generation.timing.compaction += before.elapsed();
+            sequence.position += 1;
+            batch.push(*id);
             tokens.push(token);
-            caches.push(&mut *sequence.cache);
+            caches.push(&mut **cache);
         }
         if tokens.is_empty() {
             return false;
@@ -386,10 +289,7 @@ impl Loop {
         }));
         match step {
             Ok(Ok(())) => self.hand_out(&batch, started),
-            Ok(Err(error)) => {
-                let error = error.to_string();
-                batch.iter().for_each(|id| self.fail(*id, EngineError::Step(error.clone())));
-            }
+            Ok(Err(error)) => self.fail_step(&batch, &error),
             Err(panic) => self.recover(&batch, &*panic),
         }
         true
@@ -401,7 +301,7 @@ impl Loop {
         let n_vocab = logits.len() / batch.len();
         for (id, row) in batch.iter().zip(logits.chunks_exact_mut(n_vocab)) {
             let Some(sequence) = self.sequences.get_mut(id) else { continue };
-            let position = sequence.cache.logical();
+            let position = sequence.position;
             let Job::Generating(generation) = &mut sequence.job else { continue };
             generation.timing.decode += started.elapsed();
             if let Some(reason) = generation.choose(row, position) {
@@ -409,6 +309,10 @@ impl Loop {
             }
         }
         self.logits = logits;
+    }
+
+    fn fail_step(&mut self, ids: &[SequenceId], error: &ModelError) {
+        ids.iter().for_each(|id| self.fail(*id, EngineError::Step(error.to_string())));
     }
 
     /// A step panicked: the sequences in it end, the engine goes on with fresh buffers.

@@ -13,14 +13,18 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{Budget, KvCache, Policy};
 use crate::engine::sampler::{Sampler, Sampling};
 use crate::engine::{
-    Engine, EngineError, Feed, FinishReason, Generate, KvMemory, Listener, Run, SequenceId, Verdict,
+    Engine, EngineError, Feed, FinishReason, Generate, KvMemory, Listener, Need, Run, SequenceId,
+    Verdict,
 };
 use crate::model::ModelError;
 use crate::model::decoder::{BLOCK, Decoder, Workspace};
-use crate::store::{Image, ImageError, Store, StoreError, Turn};
+use crate::store::{Image, ImageError, ImageSource, Store, StoreError, Turn};
 
 /// Compactions that are timed.
 const COMPACTIONS: u32 = 3;
+
+/// The one sequence of a measurement's own engine.
+const SEQUENCE: SequenceId = SequenceId(0);
 
 /// Decode steps that are timed beside them.
 const STEPS: u32 = 8;
@@ -267,8 +271,7 @@ impl Bench {
 
     /// How many sessions of `logical` tokens `kv_memory` bytes hold.
     pub fn capacity(&self, setting: &Setting, logical: usize, kv_memory: usize) -> Measurement {
-        let cache =
-            KvCache::<f16>::new(self.decoder.shape(), setting.budget, Arc::clone(&setting.policy));
+        let cache = setting.cache(&self.decoder, 0, 0);
         let bytes_per_session = cache.bytes_after(logical);
         Measurement::Capacity {
             logical,
@@ -290,21 +293,24 @@ impl Bench {
         n_tokens: usize,
     ) -> Result<Measurement, SpeedError> {
         let (heard, first) = tokio::sync::oneshot::channel();
-        let engine =
-            Engine::start(Arc::clone(&self.decoder), Arc::new(KvMemory::new(usize::MAX)), None)?;
+        let memory = Arc::new(KvMemory::new(usize::MAX));
+        let engine = Engine::start(Arc::clone(&self.decoder), memory, None)?;
+        let cache = setting.cache(&self.decoder, depth, 0);
+        let granted = engine.admit(SEQUENCE, Need::of(&cache, depth + n_tokens, false)).await?;
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let started = Instant::now();
         let generate = Generate {
+            asked_at: started,
             sampler: Sampler::new(greedy).unwrap_or_else(|_| unreachable!("greedy is legal")),
             max_tokens: 1,
             cancel: CancellationToken::new(),
             listener: Box::new(First(Some(heard))),
         };
         let feed = Feed {
-            id: SequenceId(0),
-            cache: Some(Box::new(setting.cache(&self.decoder, depth, 0))),
+            id: SEQUENCE,
+            resident: granted.or_make(|| Box::new(cache)),
             runs: vec![Run::prompt(self.tokens(n_tokens))],
         };
-        let started = Instant::now();
         engine.generate(feed, generate).await?;
         let heard = first.await.map_err(|_| SpeedError::NoToken)?;
         engine.stop().await;

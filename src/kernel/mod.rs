@@ -22,6 +22,11 @@ pub fn cpu_features() -> Vec<&'static str> {
         ];
         known.into_iter().filter_map(|(name, is_there)| is_there.then_some(name)).collect()
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    {
+        let has_dot = std::arch::is_aarch64_feature_detected!("dotprod");
+        ["neon"].into_iter().chain(has_dot.then_some("dotprod")).collect()
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     Vec::new()
 }

@@ -14,6 +14,11 @@ pub struct Panels {
 }
 
 impl Panels {
+    /// Bytes that are held.
+    pub fn bytes(&self) -> usize {
+        self.data.capacity() * size_of::<f32>()
+    }
+
     /// Lays out `keys`, `[S, D]`.
     pub fn fill(&mut self, keys: &[f32], head_dim: usize) {
         let n_slots = keys.len() / head_dim;

@@ -2,12 +2,16 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use portable::Portable;
 
 /// Lanes of a vector of floats.
@@ -76,10 +80,16 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     if let Some(avx2) = Avx2::detect() {
         return avx2.run(kernel);
     }
+    #[cfg(target_arch = "aarch64")]
+    return match Neon::detect() {
+        Some(neon) => neon.run(kernel),
+        None => kernel.run(Neon::BASE),
+    };
+    #[cfg(not(target_arch = "aarch64"))]
     kernel.run(Portable)
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
@@ -87,7 +97,22 @@ mod tests {
 
     type Numbers = [[f32; 8]; 4];
 
+    /// What a kernel gives with each of this machine's instruction sets.
+    fn on_each<K: Kernel + Copy>(kernel: K) -> Vec<K::Output> {
+        let _ = kernel;
+        #[cfg(target_arch = "x86_64")]
+        return Avx2::detect().map(|avx2| avx2.run(kernel)).into_iter().collect();
+        #[cfg(target_arch = "aarch64")]
+        return [kernel.run(Neon::BASE)]
+            .into_iter()
+            .chain(Neon::detect().map(|neon| neon.run(kernel)))
+            .collect();
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        Vec::new()
+    }
+
     /// Every operation on floats, one result a row.
+    #[derive(Clone, Copy)]
     struct Floats(Numbers, [f16; 8], [bf16; 8], [i8; 8]);
 
     impl Kernel for Floats {
@@ -118,6 +143,7 @@ mod tests {
         }
     }
 
+    #[derive(Clone, Copy)]
     struct Round([f32; 32]);
 
     impl Kernel for Round {
@@ -132,6 +158,7 @@ mod tests {
     }
 
     /// Every operation on bytes.
+    #[derive(Clone, Copy)]
     struct Bytes([[u8; 32]; 4], [[i8; 4]; 8]);
 
     impl Kernel for Bytes {
@@ -175,41 +202,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn avx2_agrees_with_portable_on_bytes_exactly(
+        fn each_agrees_with_portable_on_bytes_exactly(
             weights in [bytes(), bytes(), bytes(), bytes()],
             x in prop::array::uniform8(prop::array::uniform4(
                 prop_oneof![-127i8..=127, Just(127), Just(-127)],
             )),
         ) {
-            if let Some(avx2) = Avx2::detect() {
-                let portable = Bytes(weights, x).run(Portable);
-                prop_assert_eq!(avx2.run(Bytes(weights, x)), portable);
+            let portable = Bytes(weights, x).run(Portable);
+            for found in on_each(Bytes(weights, x)) {
+                prop_assert_eq!(&found, &portable);
             }
         }
 
         #[test]
-        fn avx2_rounds_as_portable_does(
+        fn each_rounds_as_portable_does(
             numbers in prop::array::uniform32(prop_oneof![-9f32..9.0, Just(0.0), Just(2.5)]),
             size in prop_oneof![Just(0.0), Just(1e-30), Just(1.0), Just(1e30)],
         ) {
-            if let Some(avx2) = Avx2::detect() {
-                let numbers = numbers.map(|x| x * size);
-                let portable = Round(numbers).run(Portable);
-                prop_assert_eq!(avx2.run(Round(numbers)), portable);
+            let numbers = numbers.map(|x| x * size);
+            let portable = Round(numbers).run(Portable);
+            for found in on_each(Round(numbers)) {
+                prop_assert_eq!(&found, &portable);
             }
         }
 
         #[test]
-        fn avx2_agrees_with_portable_on_floats_within_rounding(
+        fn each_agrees_with_portable_on_floats_within_rounding(
             numbers in prop::array::uniform4(prop::array::uniform8(-1f32..1.0)),
             bits in prop::array::uniform8(any::<u16>()),
             small: [i8; 8],
         ) {
             let half = bits.map(f16::from_bits);
             let brain = bits.map(bf16::from_bits);
-            if let Some(avx2) = Avx2::detect() {
-                let portable = Floats(numbers, half, brain, small).run(Portable);
-                let found = avx2.run(Floats(numbers, half, brain, small));
+            let floats = Floats(numbers, half, brain, small);
+            let portable = floats.run(Portable);
+            for found in on_each(floats) {
                 for (found, expected) in found.iter().flatten().zip(portable.iter().flatten()) {
                     let both_nan = found.is_nan() && expected.is_nan();
                     let is_same = found == expected || both_nan;

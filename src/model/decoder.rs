@@ -32,6 +32,19 @@ pub struct Workspace<E> {
     turns: Vec<[f32; 2]>,
 }
 
+impl<E: KvElement> Workspace<E> {
+    /// Gives back all buffers of keys and values.
+    pub fn release(&mut self) {
+        self.scratch = Scratch::default();
+        self.staging = Staging::default();
+    }
+
+    /// Bytes of the buffers of keys and values.
+    pub fn kv_bytes(&self) -> usize {
+        self.scratch.bytes() + self.staging.bytes()
+    }
+}
+
 /// A model: weights and constants, no run state.
 pub struct Decoder {
     config: ModelConfig,

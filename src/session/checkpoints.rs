@@ -2,8 +2,10 @@
 
 use super::error::SessionError;
 use super::live::{Session, blocking};
-use super::record;
-use super::registry::{Open, Opened, Sessions, checkpoint_id, new_id};
+use super::registry::{Open, Opened, Sessions, checkpoint_id, new_id, readable_header};
+
+/// The longest name of a checkpoint, in bytes.
+const NAME_BYTES_MAX: usize = 64;
 
 impl Sessions {
     /// Keeps the session as it is now under a name of its own.
@@ -12,6 +14,11 @@ impl Sessions {
             return Err(SessionError::Invalid(
                 "a checkpoint's name is not empty and has no `:`".to_owned(),
             ));
+        }
+        if name.as_ref().is_some_and(|name| name.len() > NAME_BYTES_MAX) {
+            return Err(SessionError::Invalid(format!(
+                "a checkpoint's name has at most {NAME_BYTES_MAX} bytes"
+            )));
         }
         let mut guard = self.guard(id).await?;
         guard.touch().await?;
@@ -26,7 +33,7 @@ impl Sessions {
         let mut place = self.place(id).await?;
         let name = self.find_checkpoint(id, name).await?;
         if let Some(session) = place.session.as_mut() {
-            session.leave_engine().await;
+            session.leave_memory();
         }
         // Where the rest fails the session is closed: the store says what it is then.
         *place.session = None;
@@ -52,7 +59,8 @@ impl Sessions {
             let mut known = Vec::new();
             for (key, header) in store.list()? {
                 if let Some(name) = key.strip_prefix(&prefix) {
-                    known.push((record::header(&header)?.updated_ms, name.to_owned()));
+                    let header = readable_header(&key, &header);
+                    known.extend(header.map(|header| (header.updated_ms, name.to_owned())));
                 }
             }
             Ok(known)

@@ -20,8 +20,6 @@ pub enum SessionError {
     Busy(String),
     #[error("session `{session}` has no checkpoint `{checkpoint}`")]
     NoCheckpoint { session: String, checkpoint: String },
-    #[error("session `{0}` exists already")]
-    Exists(String),
     #[error(
         "maximum context length is {limit} tokens, the conversation would have {asked}; open a new session or give less text"
     )]

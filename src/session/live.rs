@@ -1,5 +1,6 @@
 //! A session while it is open: its conversation, and the way of its cache between engine and store.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use half::f16;
@@ -8,10 +9,10 @@ use super::conversation::{Conversation, Mark};
 use super::error::SessionError;
 use super::models::Model;
 use super::record::{self, CacheOptions, Header};
-use crate::cache::freeze::Frozen;
+use crate::cache::freeze::{Thaw, ThawError};
 use crate::cache::{Budget, KvCache, KvElement, policy};
-use crate::engine::{CacheStats, Engine, EngineError, Feed, SequenceId};
-use crate::store::{Image, Store, Turn};
+use crate::engine::{CacheStats, Engine, EngineError, Feed, Granted, Need, Resident, SequenceId};
+use crate::store::{ImageSource, Piece, Store, Turn};
 use crate::trajectory::Message;
 
 /// Bytes of the stream's hash in front of a frozen cache's own meta data.
@@ -23,21 +24,44 @@ pub struct Session {
     pub header: Header,
     pub conversation: Conversation,
     pub sequence: SequenceId,
-    /// Runs that the engine has been given; none while it does not hold the session.
-    handed: Option<usize>,
     /// The conversation holds what the store does not, or the other way round: from the first
     /// change of a turn to its commit, and after a write that failed half-way.
     pub(super) is_stale: bool,
     pub(super) store: Store,
 }
 
-/// A cache as it came from the store.
-pub enum Thawed {
-    Cache(Box<KvCache<f16>>),
-    /// None was stored yet.
+/// What the store has of a session's cache.
+enum Stored {
+    /// Made from the tokens that this hash names.
+    Cache(Box<KvCache<f16>>, Vec<u8>),
     None,
-    /// One was stored, and cannot be used.
+    /// It cannot be used.
     Damaged(String),
+}
+
+/// A cache as the store reads it.
+struct CacheImage<'a> {
+    fingerprint: String,
+    meta: Vec<u8>,
+    cache: &'a KvCache<f16>,
+}
+
+impl ImageSource for CacheImage<'_> {
+    fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    fn meta(&self) -> &[u8] {
+        &self.meta
+    }
+
+    fn chunks(&self) -> Box<dyn Iterator<Item = (u64, Cow<'_, [u8]>)> + '_> {
+        Box::new(self.cache.frozen_chunks().map(|(key, bytes)| (key, Cow::Owned(bytes))))
+    }
+
+    fn n_bytes(&self) -> u64 {
+        self.cache.frozen_bytes() + self.meta.len() as u64
+    }
 }
 
 impl Session {
@@ -48,7 +72,7 @@ impl Session {
         sequence: SequenceId,
         store: Store,
     ) -> Self {
-        Self { id, header, conversation, sequence, handed: None, is_stale: false, store }
+        Self { id, header, conversation, sequence, is_stale: false, store }
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -85,129 +109,113 @@ impl Session {
         Ok(KvCache::new(self.model().decoder.shape(), budget, policy::by_name(&options.policy)?))
     }
 
-    /// Reads the stored cache. One that cannot be read costs time, never the session.
-    pub async fn thaw(&self) -> Result<Thawed, SessionError> {
-        let empty = self.empty_cache()?;
+    /// What work on the cache takes until it has read `n_tokens` in all.
+    pub(super) fn need(&self, n_tokens: usize) -> Result<Need, SessionError> {
+        Ok(Need::of(&self.empty_cache()?, n_tokens, false))
+    }
+
+    /// Waits for memory, and brings the cache there: the one that rests in memory, the stored one,
+    /// or an empty one. Tells whether what a cache once held must be read again.
+    pub(super) async fn admit(&self, need: Need) -> Result<(Resident, bool), SessionError> {
+        let granted = self.engine().admit(self.sequence, need).await?;
+        self.bring(granted).await
+    }
+
+    async fn bring(&self, granted: Granted) -> Result<(Resident, bool), SessionError> {
+        let empty = Box::new(self.empty_cache()?);
+        if granted.cache.is_some() {
+            return Ok((granted.or_make(|| empty), false));
+        }
         let fingerprint = self.cache_fingerprint();
         let (store, id) = (self.store.clone(), self.id.clone());
-        let thawed = blocking(move || {
-            let image = match store.image(&id) {
-                Ok(Some(image)) => image,
-                Ok(None) => return Ok(Err(None)),
-                Err(error) => return Ok(Err(Some(error.to_string()))),
-            };
-            if image.fingerprint != fingerprint {
-                return Ok(Err(Some("made with other settings or another version".to_owned())));
-            }
-            let Some((hash, meta)) = image.meta.split_at_checked(HASH_LEN) else {
-                return Ok(Err(Some("its description is too short".to_owned())));
-            };
-            let hash = hash.to_vec();
-            let frozen = Frozen { meta: meta.to_vec(), chunks: image.chunks };
-            let (shape, budget) = (*empty.shape(), empty.budget());
-            let policy = Arc::clone(empty.policy());
-            Ok(match KvCache::thaw(&frozen, shape, budget, policy) {
-                Ok(cache) => Ok((hash, cache)),
-                Err(error) => Err(Some(error.to_string())),
-            })
-        })
-        .await?;
-        Ok(match thawed {
-            Ok((hash, cache))
-                if cache.logical() <= self.conversation.n_tokens()
-                    && hash == self.conversation.stream_hash(cache.logical()) =>
+        let n_tokens = self.conversation.n_tokens();
+        // What was granted goes along, so that it is held for as long as the cache is.
+        let (granted, stored) =
+            blocking(move || Ok((granted, thaw(&store, &id, &fingerprint, *empty, n_tokens))))
+                .await?;
+        let what = match stored {
+            Stored::Cache(cache, hash)
+                if hash == self.conversation.stream_hash(cache.logical()) =>
             {
-                Thawed::Cache(Box::new(cache))
+                return Ok((granted.or_make(|| cache), false));
             }
-            Ok(_) => Thawed::Damaged("it was made from other tokens".to_owned()),
-            Err(Some(what)) => Thawed::Damaged(what),
-            Err(None) => Thawed::None,
-        })
-    }
-
-    /// The session's cache, as stored or empty, with all tokens that follow it.
-    /// Tells whether what a cache once held must be read again.
-    async fn whole_feed(&mut self) -> Result<(Feed, bool), SessionError> {
-        let (cache, is_rebuilt) = match self.thaw().await? {
-            Thawed::Cache(cache) => (cache, false),
+            Stored::Cache(..) => "it was made from other tokens".to_owned(),
             // A turn that was answered had a cache: it was dropped for space, or is lost.
-            Thawed::None => (Box::new(self.empty_cache()?), self.conversation.turns() > 0),
-            Thawed::Damaged(what) => {
-                tracing::warn!(session = self.id, what, "the stored cache is read again from text");
-                (Box::new(self.empty_cache()?), true)
+            Stored::None => {
+                let empty = Box::new(self.empty_cache()?);
+                return Ok((granted.or_make(|| empty), self.conversation.turns() > 0));
             }
+            Stored::Damaged(what) => what,
         };
-        let runs = self.conversation.runs_after(cache.logical());
-        self.handed = Some(self.conversation.runs_since(0).1);
-        Ok((Feed { id: self.sequence, cache: Some(cache), runs }, is_rebuilt))
+        tracing::warn!(session = self.id, what, "the stored cache is read again from text");
+        let empty = Box::new(self.empty_cache()?);
+        Ok((granted.or_make(|| empty), true))
     }
 
-    /// The tokens that the engine has not been given; the whole session where it holds nothing.
-    pub async fn feed(&mut self) -> Result<Feed, SessionError> {
-        let Some(handed) = self.handed else { return Ok(self.whole_feed().await?.0) };
-        let (runs, now) = self.conversation.runs_since(handed);
-        let runs = runs.to_vec();
-        self.handed = Some(now);
-        Ok(Feed { id: self.sequence, cache: None, runs })
+    /// The cache with the tokens that it has not read.
+    pub(super) fn feed(&self, resident: Resident) -> Feed {
+        let runs = self.conversation.runs_after(resident.cache.logical());
+        Feed { id: self.sequence, resident, runs }
     }
 
-    /// The engine parked the session, or never had it.
-    pub fn is_gone_from_engine(&mut self) {
-        self.handed = None;
-    }
-
-    /// The engine has written the answer's tokens into the cache itself: only what closes the
-    /// message is left to hand over.
+    /// Ends the message that [`Conversation::open_turn`] began.
     pub fn close_turn(&mut self, tokens: Vec<u32>, message: Message) -> Result<(), SessionError> {
-        self.conversation.close_turn(tokens, message)?;
-        self.handed = self.handed.map(|n_runs| n_runs + 1);
-        Ok(())
+        self.conversation.close_turn(tokens, message)
     }
 
-    /// Lets the engine read what it may read before a generation; `wait` until it has.
-    pub async fn read(&mut self, wait: bool) -> Result<CacheStats, SessionError> {
-        let engine = self.engine();
-        let feed = self.feed().await?;
-        let mut read = engine.read(feed, wait).await;
-        if matches!(read, Err(EngineError::NotResident)) {
-            self.handed = None;
-            let feed = self.feed().await?;
-            read = engine.read(feed, wait).await;
-        }
-        if read.is_err() {
-            self.handed = None;
-        }
-        Ok(read?)
+    /// Lets the engine read what it may read before a generation; waits until it has.
+    async fn read(&self, need: Need) -> Result<Resident, SessionError> {
+        let (resident, _) = self.admit(need).await?;
+        Ok(self.engine().read(self.feed(resident)).await?)
     }
 
-    /// Gives the engine all of the session, as after opening it. Tells whether a stored cache
-    /// could not be used.
-    pub async fn hand_over(&mut self) -> Result<bool, SessionError> {
-        let (feed, is_rebuilt) = self.whole_feed().await?;
-        if let Err(error) = self.engine().read(feed, false).await {
-            self.put_off(&error.into());
-        }
-        Ok(is_rebuilt)
+    /// Lets the engine read all that it may read before a generation; waits until it has.
+    pub async fn read_all(&self) -> Result<CacheStats, SessionError> {
+        let resident = self.read(self.need(self.conversation.n_tokens())?).await?;
+        self.rest(resident);
+        Ok(self.stats())
     }
 
     /// Lets the engine read in the background what it may read before a generation, with
-    /// `n_open` tokens that it may not. No error: the session is stored already.
-    pub async fn read_ahead(&mut self, n_open: usize) -> CacheStats {
-        let mut stats = match self.read(false).await {
-            Ok(stats) => stats,
-            Err(error) => {
-                self.put_off(&error);
-                self.stats().await
-            }
-        };
-        stats.pending += n_open;
-        stats
+    /// `n_open` tokens that it may not. No error: the session is stored already, and what cannot
+    /// be read now is read when it is wanted. Also tells whether a stored cache could not be used.
+    pub async fn read_ahead(&self, n_open: usize) -> (CacheStats, bool) {
+        let is_rebuilt = self.try_read_ahead().await.unwrap_or_else(|error| {
+            tracing::debug!(session = self.id, %error, "reading is put off");
+            false
+        });
+        let stats = self.stats();
+        (CacheStats { pending: stats.pending + n_open, ..stats }, is_rebuilt)
     }
 
-    /// What cannot be read now is handed over again when it is wanted, which tells why not.
-    fn put_off(&mut self, error: &SessionError) {
-        self.handed = None;
-        tracing::debug!(session = self.id, %error, "reading is put off");
+    async fn try_read_ahead(&self) -> Result<bool, SessionError> {
+        let need = self.need(self.conversation.n_tokens())?;
+        let Some(granted) = self.engine().try_admit(self.sequence, need).await else {
+            tracing::debug!(session = self.id, "reading is put off until there is memory");
+            return self.must_rebuild().await;
+        };
+        let (resident, is_rebuilt) = self.bring(granted).await?;
+        self.engine().read_ahead(self.feed(resident)).await?;
+        Ok(is_rebuilt)
+    }
+
+    /// Whether the cache, if it does not rest in memory, is to be computed again as far as the
+    /// store's description tells.
+    async fn must_rebuild(&self) -> Result<bool, SessionError> {
+        if self.engine().memory().stats(self.sequence).is_some() {
+            return Ok(false);
+        }
+        let (store, id, fingerprint) =
+            (self.store.clone(), self.id.clone(), self.cache_fingerprint());
+        let is_fit = blocking(move || {
+            let mut is_fit = false;
+            let is_there = store.read_image(&id, &mut |piece| {
+                is_fit = matches!(piece, Piece::Head { fingerprint: of, .. } if of == fingerprint);
+                false
+            });
+            Ok(is_there.unwrap_or(false) && is_fit)
+        });
+        Ok(!is_fit.await? && self.conversation.turns() > 0)
     }
 
     /// Stores all messages anew, as they are now.
@@ -224,22 +232,16 @@ impl Session {
         // The cache as it stands is brought under the new options; tokens are not read again.
         let budget = Budget { n_slots: options.budget, n_buffer: options.buffer };
         let policy = policy::by_name(&options.policy)?;
-        let frozen = loop {
-            match self.read(true).await {
-                Ok(_) => {}
-                // Under the new options it may fit, so it is read again under those.
-                Err(SessionError::Engine(EngineError::KvMemory { .. })) => break None,
-                Err(error) => return Err(error),
-            }
-            match self.engine().configure(self.sequence, budget, Arc::clone(&policy)).await {
-                // Parked in between, for another session.
-                Err(EngineError::NotResident) => self.handed = None,
-                configured => break Some(configured?),
-            }
+        let need = Need::of(&self.empty_cache()?, self.conversation.n_tokens(), true);
+        let resident = match self.read(need).await {
+            Ok(resident) => Some(self.engine().configure(resident, budget, policy).await?),
+            // Under the new options it may fit, so it is read again under those.
+            Err(SessionError::Engine(EngineError::KvMemory { .. })) => None,
+            Err(error) => return Err(error),
         };
         let before = std::mem::replace(&mut self.header.cache, options);
         let mark = self.conversation.mark();
-        let stored = self.commit(frozen, mark).await;
+        let stored = self.commit(resident, mark).await;
         if stored.is_err() {
             self.header.cache = before;
         }
@@ -249,51 +251,52 @@ impl Session {
     /// Token positions that one head of one layer holds, once all that can be read is read; and
     /// the cache in numbers.
     pub async fn kept(
-        &mut self,
+        &self,
         layer_idx: usize,
         head_idx: usize,
     ) -> Result<(Vec<u32>, CacheStats), SessionError> {
-        loop {
-            let stats = self.read(true).await?;
-            match self.engine().positions(self.sequence, layer_idx, head_idx).await {
-                // Parked in between, for another session.
-                Err(EngineError::NotResident) => self.handed = None,
-                positions => return Ok((positions?, stats)),
-            }
-        }
+        let resident = self.read(self.need(self.conversation.n_tokens())?).await?;
+        let cache = &resident.cache;
+        let is_head = head_idx < cache.shape().n_kv_heads;
+        let layer = cache.layers().get(layer_idx).filter(|_| is_head);
+        let positions = layer.map_or(Vec::new(), |layer| layer.positions(head_idx).to_vec());
+        self.rest(resident);
+        Ok((positions, self.stats()))
     }
 
-    /// The engine forgets the session.
-    pub async fn leave_engine(&mut self) {
-        self.handed = None;
-        self.engine().forget(self.sequence).await;
+    fn rest(&self, resident: Resident) {
+        self.engine().memory().rest(self.sequence, resident);
     }
 
-    /// The cache in numbers; zeros while the engine does not hold it.
-    pub async fn stats(&self) -> CacheStats {
-        let pending = self.conversation.n_tokens();
-        let absent = CacheStats { pending, ..CacheStats::default() };
-        match self.handed {
-            Some(_) => self.engine().stats(self.sequence).await.unwrap_or(absent),
-            None => absent,
-        }
+    /// The cache goes from memory.
+    pub fn leave_memory(&self) {
+        self.engine().memory().forget(self.sequence);
     }
 
-    /// Stores all that changed, with the cache and the number of tokens it has read, if it is
-    /// given; where that fails the session is as it was at `mark`.
+    /// The cache in numbers; zeros while it is not in memory.
+    pub fn stats(&self) -> CacheStats {
+        let stats = self.engine().memory().stats(self.sequence).unwrap_or_default();
+        CacheStats { pending: self.conversation.n_tokens().saturating_sub(stats.logical), ..stats }
+    }
+
+    /// Stores all that changed, with the cache if it is given, which rests in memory then; where
+    /// that fails the session is as it was at `mark`.
     pub async fn commit(
         &mut self,
-        frozen: Option<(Frozen, usize)>,
+        resident: Option<Resident>,
         mark: Mark,
     ) -> Result<(), SessionError> {
-        match self.store_turn(frozen).await {
-            Ok(()) => {
+        match self.store_turn(resident).await {
+            Ok(resident) => {
                 self.is_stale = false;
+                if let Some(resident) = resident {
+                    self.rest(resident);
+                }
                 Ok(())
             }
             Err(error) => {
                 self.conversation.rewind(mark);
-                self.leave_engine().await;
+                self.leave_memory();
                 let (store, id) = (self.store.clone(), self.id.clone());
                 let stored = blocking(move || Ok(store.stats(&id)?.n_entries)).await;
                 self.is_stale = stored.ok() != Some(self.header.n_entries);
@@ -302,7 +305,10 @@ impl Session {
         }
     }
 
-    async fn store_turn(&mut self, frozen: Option<(Frozen, usize)>) -> Result<(), SessionError> {
+    async fn store_turn(
+        &mut self,
+        resident: Option<Resident>,
+    ) -> Result<Option<Resident>, SessionError> {
         let stored = self.header.n_entries as usize;
         let entries = self.conversation.entries();
         let mut header = self.header.clone();
@@ -313,51 +319,89 @@ impl Session {
         header.tokens = self.conversation.n_tokens() as u64;
         let new: Vec<_> =
             entries[stored..].iter().map(record::to_bytes).collect::<Result<_, _>>()?;
-        let image = frozen.map(|(frozen, logical)| self.image(frozen, logical));
+        let fingerprint = self.cache_fingerprint();
+        let hash =
+            resident.as_ref().map(|held| self.conversation.stream_hash(held.cache.logical()));
         let (store, id, bytes) = (self.store.clone(), self.id.clone(), record::to_bytes(&header)?);
-        blocking(move || {
+        let resident = blocking(move || {
+            let image = resident.as_ref().zip(hash).map(|(held, hash)| CacheImage {
+                fingerprint,
+                meta: [&hash[..], &held.cache.frozen_meta()].concat(),
+                cache: &held.cache,
+            });
             let turn = Turn {
                 header: &bytes,
                 first_entry: stored as u64,
                 entries: &new,
-                image: image.as_ref(),
+                image: image.as_ref().map(|image| image as &dyn ImageSource),
             };
-            Ok(store.commit(&id, turn)?)
+            store.commit(&id, turn)?;
+            Ok(resident)
         })
         .await?;
         self.header = header;
-        Ok(())
+        Ok(resident)
     }
 
-    fn image(&self, frozen: Frozen, logical: usize) -> Image {
-        let mut meta = self.conversation.stream_hash(logical).to_vec();
-        meta.extend_from_slice(&frozen.meta);
-        Image { fingerprint: self.cache_fingerprint(), meta, chunks: frozen.chunks }
-    }
-
-    /// Stores the cache as it stands in the engine, if it stands there.
+    /// Stores the cache as it stands in memory, if it stands there.
     pub async fn save_cache(&mut self) -> Result<(), SessionError> {
-        match self.frozen().await? {
-            Some(frozen) => self.commit(Some(frozen), self.conversation.mark()).await,
+        match self.engine().take(self.sequence).await {
+            Some(resident) => self.commit(Some(resident), self.conversation.mark()).await,
             None => Ok(()),
         }
     }
 
     /// Stores the session as it is now, with a date of its own.
     pub async fn touch(&mut self) -> Result<(), SessionError> {
-        let frozen = self.frozen().await?;
-        self.commit(frozen, self.conversation.mark()).await
+        let resident = self.engine().take(self.sequence).await;
+        self.commit(resident, self.conversation.mark()).await
     }
+}
 
-    async fn frozen(&self) -> Result<Option<(Frozen, usize)>, SessionError> {
-        if self.handed.is_none() {
-            return Ok(None);
+/// Reads the stored cache, chunk by chunk, into `empty`. One that cannot be read costs time, never
+/// the session.
+fn thaw(
+    store: &Store,
+    id: &str,
+    fingerprint: &str,
+    empty: KvCache<f16>,
+    n_tokens: usize,
+) -> Stored {
+    let mut empty = Some(empty);
+    let mut thaw: Option<Thaw<f16>> = None;
+    let mut made_from = Vec::new();
+    let mut damage: Option<String> = None;
+    let mut begin = |of: &str, meta: &[u8], n_bytes| {
+        if of != fingerprint {
+            return Err("made with other settings or another version".to_owned());
         }
-        match self.engine().freeze(self.sequence).await {
-            Ok((frozen, stats)) => Ok(Some((frozen, stats.logical))),
-            Err(EngineError::NotResident) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let (hash, meta) = meta.split_at_checked(HASH_LEN).ok_or("its description is too short")?;
+        made_from = hash.to_vec();
+        let Some(empty) = empty.take() else { return Err("it begins twice".to_owned()) };
+        let told = |error: ThawError| error.to_string();
+        Thaw::begin(meta, n_bytes, n_tokens, empty).map_err(told)
+    };
+    let read = store.read_image(id, &mut |piece| {
+        let taken = match (piece, &mut thaw) {
+            (Piece::Head { fingerprint, meta, n_bytes }, _) => {
+                begin(fingerprint, meta, n_bytes).map(|begun| thaw = Some(begun))
+            }
+            (Piece::Chunk(key, bytes), Some(thaw)) => {
+                thaw.take(key, bytes).map_err(|error| error.to_string())
+            }
+            (Piece::Chunk(..), None) => Err("it has no head".to_owned()),
+        };
+        damage = taken.err();
+        damage.is_none()
+    });
+    match (read, damage, thaw) {
+        (Err(error), ..) => Stored::Damaged(error.to_string()),
+        (Ok(_), Some(what), _) => Stored::Damaged(what),
+        (Ok(_), None, None) => Stored::None,
+        (Ok(_), None, Some(thaw)) => match thaw.finish() {
+            Ok(cache) => Stored::Cache(Box::new(cache), made_from),
+            Err(error) => Stored::Damaged(error.to_string()),
+        },
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tokio::sync::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::chat::Chat;
 use super::error::SessionError;
@@ -52,13 +52,25 @@ impl Model {
 pub struct Models {
     memory: Arc<KvMemory>,
     default: String,
-    /// Held while a model loads, so that nobody loads it a second time.
-    loaded: Mutex<BTreeMap<String, Arc<Model>>>,
+    /// Never locked across an await: a model that loads holds up only those who want it.
+    places: Mutex<BTreeMap<String, Arc<Place>>>,
+}
+
+/// One model's place, locked while it loads, so that nobody loads it a second time.
+type Place = AsyncMutex<Known>;
+
+/// What is known of a model.
+#[derive(Default)]
+struct Known {
+    /// None before it is loaded, and once it is unloaded.
+    kept: Option<Arc<Model>>,
+    /// Sessions may still have one that was unloaded; it is then the one that others get too.
+    last: Weak<Model>,
 }
 
 impl Models {
     pub fn new(default: String, memory: Arc<KvMemory>) -> Self {
-        Self { memory, default, loaded: Mutex::new(BTreeMap::new()) }
+        Self { memory, default, places: Mutex::default() }
     }
 
     /// The name of the model that sessions get which name none.
@@ -70,28 +82,56 @@ impl Models {
         &self.memory
     }
 
-    /// The model called `name`, loaded first where it is not yet.
-    pub async fn get(&self, name: &str) -> Result<Arc<Model>, SessionError> {
-        let mut loaded = self.loaded.lock().await;
-        if let Some(model) = loaded.get(name) {
-            return Ok(Arc::clone(model));
-        }
-        let (owned, memory) = (name.to_owned(), Arc::clone(&self.memory));
-        let model = tokio::task::spawn_blocking(move || Model::load(&owned, memory))
-            .await
-            .map_err(|e| SessionError::Internal(format!("loading `{name}` failed: {e}")))??;
-        let model = Arc::new(model);
-        loaded.insert(name.to_owned(), Arc::clone(&model));
-        Ok(model)
+    fn places(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Place>>> {
+        // Each change is one call on the map, so a panic elsewhere spoils nothing here.
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names of the models in memory; empty while one is being loaded.
+    /// The model called `name`, loaded first where it is not yet.
+    pub async fn get(&self, name: &str) -> Result<Arc<Model>, SessionError> {
+        loop {
+            let place = Arc::clone(self.places().entry(name.to_owned()).or_default());
+            let mut known = place.lock().await;
+            if !self.places().get(name).is_some_and(|current| Arc::ptr_eq(current, &place)) {
+                // Whoever had it before could not load the model.
+                continue;
+            }
+            if known.kept.is_none() {
+                known.kept = known.last.upgrade();
+            }
+            if let Some(model) = &known.kept {
+                return Ok(Arc::clone(model));
+            }
+            let (owned, memory) = (name.to_owned(), Arc::clone(&self.memory));
+            let loaded = tokio::task::spawn_blocking(move || Model::load(&owned, memory))
+                .await
+                .map_err(|e| SessionError::Internal(format!("loading `{name}` failed: {e}")))
+                .and_then(|loaded| loaded);
+            return match loaded {
+                Ok(model) => {
+                    let model = Arc::new(model);
+                    known.last = Arc::downgrade(&model);
+                    known.kept = Some(Arc::clone(&model));
+                    Ok(model)
+                }
+                Err(error) => {
+                    self.places().remove(name);
+                    Err(error)
+                }
+            };
+        }
+    }
+
+    /// The models in memory, but those that are being loaded.
     pub fn loaded(&self) -> Vec<Arc<Model>> {
-        self.loaded.try_lock().map_or_else(|_| Vec::new(), |map| map.values().cloned().collect())
+        let places = self.places();
+        places.values().filter_map(|place| place.try_lock().ok()?.kept.clone()).collect()
     }
 
     /// Forgets a model; its memory is free once its last session is closed.
     pub async fn unload(&self, name: &str) -> bool {
-        self.loaded.lock().await.remove(name).is_some()
+        let Some(place) = self.places().get(name).cloned() else { return false };
+        let unloaded = place.lock().await.kept.take();
+        unloaded.is_some()
     }
 }

@@ -102,15 +102,27 @@ impl Entry {
     }
 }
 
-/// A generation under way, logged so that a crash does not lose it.
+/// What a generation under way began with, logged once so that a crash does not lose it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Partial {
+pub struct Begun {
     /// Messages that the session had; with another number the generation has ended since.
     pub n_entries: u64,
     /// Messages that came with the request and are in no entry yet.
     pub messages: Vec<Message>,
+}
+
+/// What a generation under way has come to, logged again and again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
     pub tokens: Vec<u32>,
     pub text: String,
+}
+
+/// A generation that a crash cut off.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Partial {
+    pub begun: Begun,
+    pub progress: Progress,
 }
 
 /// A record as bytes.

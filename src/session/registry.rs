@@ -23,6 +23,8 @@ use crate::trajectory::Message;
 
 /// Between a session's id and a checkpoint's in the stored name of a checkpoint.
 pub(super) const CHECKPOINT: &str = ":checkpoint:";
+/// The longest session id, in bytes; as much is left for checkpoints' names.
+const ID_BYTES_MAX: usize = 128;
 
 /// What a client says when it opens a session.
 #[derive(Clone, Debug, Default)]
@@ -110,6 +112,12 @@ impl Sessions {
             Some(id) => id.clone(),
             None => new_id(),
         };
+        if id.len() > ID_BYTES_MAX {
+            return Err(SessionError::Invalid(format!(
+                "a session id of {} bytes is too long; use at most {ID_BYTES_MAX}",
+                id.len()
+            )));
+        }
         let reserved = CHECKPOINT.trim_end_matches(':');
         if id.contains(reserved) {
             return Err(SessionError::Invalid(format!(
@@ -137,7 +145,7 @@ impl Sessions {
         {
             // What is asked may differ from what is open, so it comes from the store again.
             session.save_cache().await?;
-            session.leave_engine().await;
+            session.leave_memory();
             *place.session = None;
         }
         if let Some(session) = place.session.as_ref() {
@@ -153,7 +161,7 @@ impl Sessions {
                 rebuilt: false,
                 partial: None,
                 turns: session.conversation.turns(),
-                stats: session.stats().await,
+                stats: session.stats(),
             });
         }
         let (session, opened) = self.load(id, request).await?;
@@ -203,8 +211,8 @@ impl Sessions {
         let header = Header::new(&model.name, &model.fingerprint, tools.clone(), cache);
         let conversation = Conversation::new(model, tools);
         let session = Box::new(self.session(id, header, conversation));
-        let (mut session, taken) = turn::append(session, request.messages.clone()).await?;
-        let stats = session.read_ahead(taken.n_open).await;
+        let (session, taken) = turn::append(session, request.messages.clone()).await?;
+        let (stats, _) = session.read_ahead(taken.n_open).await;
         let opened = Opened {
             session: id.to_owned(),
             resumed: false,
@@ -253,8 +261,7 @@ impl Sessions {
             session.rewrite().await?;
         }
         let partial = session.partial().await;
-        let rebuilt = session.hand_over().await?;
-        let stats = session.read_ahead(0).await;
+        let (stats, rebuilt) = session.read_ahead(0).await;
         let opened = Opened {
             session: id.to_owned(),
             resumed: true,
@@ -319,8 +326,8 @@ impl Sessions {
         self.refuse_while_shutting_down()?;
         check_messages(&messages)?;
         let guard = self.guard(id).await?;
-        let (mut guard, taken) = turn::append(guard, messages).await?;
-        let stats = guard.read_ahead(taken.n_open).await;
+        let (guard, taken) = turn::append(guard, messages).await?;
+        let (stats, _) = guard.read_ahead(taken.n_open).await;
         Ok((taken.n_tokens, stats))
     }
 
@@ -391,18 +398,18 @@ impl Sessions {
         Ok(guard.header.cache.clone())
     }
 
-    /// Stored sessions, checkpoints left out.
+    /// Stored sessions; checkpoints are left out, and what another version has written.
     pub async fn list(&self) -> Result<Vec<Listed>, SessionError> {
         let store = self.store.clone();
         let headers = blocking(move || Ok(store.list()?)).await?;
-        headers
-            .into_iter()
-            .filter(|(id, _)| !id.contains(CHECKPOINT))
-            .map(|(id, bytes)| {
-                let is_open = self.slots.get(&id).is_some();
-                Ok(Listed { session: id, header: record::header(&bytes)?, open: is_open })
-            })
-            .collect()
+        let listed = headers.into_iter().filter(|(id, _)| !id.contains(CHECKPOINT)).filter_map(
+            |(id, bytes)| {
+                let header = readable_header(&id, &bytes)?;
+                let open = self.slots.get(&id).is_some();
+                Some(Listed { session: id, header, open })
+            },
+        );
+        Ok(listed.collect())
     }
 
     /// A session's messages, whether it is open or not.
@@ -415,7 +422,7 @@ impl Sessions {
                     open: true,
                 },
                 history: session.conversation.messages().cloned().collect(),
-                cached: Some(session.stats().await),
+                cached: Some(session.stats()),
             }),
             Err(SessionError::Closed(_)) => {
                 let (header, entries) =
@@ -433,7 +440,7 @@ impl Sessions {
         let mut place = self.place(id).await?;
         if let Some(session) = place.session.as_mut() {
             session.save_cache().await?;
-            session.leave_engine().await;
+            session.leave_memory();
         }
         *place.session = None;
         self.slots.settle(id, place);
@@ -445,7 +452,7 @@ impl Sessions {
         // Held to the end, so that nobody opens what is half removed.
         let mut place = self.slots.hold(id).await?;
         if let Some(session) = place.session.as_mut() {
-            session.leave_engine().await;
+            session.leave_memory();
         }
         *place.session = None;
         let (store, key) = (self.store.clone(), id.to_owned());
@@ -536,6 +543,15 @@ fn check_cache(header: &Header, id: &str, request: &Open) -> Result<(), SessionE
         "session `{id}` has policy {}, budget {}, buffer {}; change them with `session/configure`",
         cache.policy, cache.budget, cache.buffer
     )))
+}
+
+/// A header, unless it cannot be read: then the others are not hidden for its sake.
+pub(super) fn readable_header(id: &str, bytes: &[u8]) -> Option<Header> {
+    let header = record::header(bytes);
+    if let Err(error) = &header {
+        tracing::warn!(session = id, %error, "session left out");
+    }
+    header.ok()
 }
 
 pub(super) fn checkpoint_id(id: &str, name: &str) -> String {

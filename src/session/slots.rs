@@ -39,8 +39,8 @@ impl Slot {
         self.refuse_while_generating(id)?;
         if session.as_ref().is_some_and(Session::is_stale) {
             // What is stored is the truth; it is read when the session is opened again.
-            if let Some(mut stale) = session.take() {
-                stale.leave_engine().await;
+            if let Some(stale) = session.take() {
+                stale.leave_memory();
             }
         }
         Ok(session)
@@ -84,8 +84,8 @@ impl Slot {
 
     /// Closes a session that may be in disorder: what is stored of it stands.
     pub(super) async fn evict(&self) {
-        if let Some(mut session) = self.session.lock().await.take() {
-            session.leave_engine().await;
+        if let Some(session) = self.session.lock().await.take() {
+            session.leave_memory();
         }
     }
 }

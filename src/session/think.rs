@@ -153,7 +153,16 @@ impl Splitter {
     }
 
     fn leading(&mut self, at_end: bool, parts: &mut Vec<Part>) -> bool {
+        if self.after_tag {
+            // Behind a thought it is no part of the answer.
+            self.held = self.held.trim_start().to_owned();
+        }
         let text = self.held.trim_start();
+        let white_space = &self.held[..self.held.len() - text.len()];
+        if self.options.stop.iter().any(|stop| white_space.contains(stop)) {
+            self.state = State::Content;
+            return true;
+        }
         if let Some(thoughts) = text.strip_prefix(THINK) {
             self.held = thoughts.to_owned();
             self.state = State::Thinking;
@@ -382,6 +391,24 @@ mod tests {
             let (_, parts) = split(options.clone(), text, n);
             assert_eq!(parts, expected, "{text:?} in pieces of {n}");
         }
+    }
+
+    #[test]
+    fn an_answer_of_white_space_can_be_stopped() {
+        let stop = SplitOptions { stop: vec!["\n\n".to_owned()], ..options() };
+        check(&stop, " \n\nYes.", &[content(" ")]);
+        for text in ["\n\n", "\n\n<think>Hm.</think>"] {
+            let mut splitter = Splitter::new(stop.clone());
+            splitter.push(text);
+            assert!(splitter.is_stopped(), "{text:?}");
+        }
+        check(&stop, "<think>Hm.</think>\n\nYes.\n\nNo.", &[reasoning("Hm."), content("Yes.")]);
+        let thinking = SplitOptions { thinking: true, ..stop };
+        check(
+            &thinking,
+            "Hm.\n\nSo.</think>\n\nYes.\n\n",
+            &[reasoning("Hm.\n\nSo."), content("Yes.")],
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::ops::DerefMut;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
@@ -12,11 +12,11 @@ use super::detokenize::Detokenizer;
 use super::error::SessionError;
 use super::generation::{Answer, ReasoningLimit, Stream, Writer};
 use super::live::{Session, blocking};
-use super::record::{self, Partial};
+use super::record::{self, Begun, Partial, Progress};
 use super::slots::Guard;
 use super::think::{SplitOptions, Splitter};
 use crate::engine::sampler::{Sampler, Sampling};
-use crate::engine::{EngineError, FinishReason, Finished, Generate};
+use crate::engine::{FinishReason, Finished, Generate, Need, Timing};
 use crate::trajectory::{Message, Role};
 
 /// Tokens after which a running generation is logged again.
@@ -64,7 +64,7 @@ pub async fn generate(
         Err(error) => {
             session.conversation.rewind(mark);
             session.is_stale = false;
-            session.leave_engine().await;
+            session.leave_memory();
             session.forget_partial().await;
             return Err(error);
         }
@@ -84,7 +84,7 @@ pub async fn generate(
     };
     if let Err(error) = session.keep(messages, *finished, &answer, mark).await {
         session.conversation.rewind(mark);
-        session.leave_engine().await;
+        session.leave_memory();
         return Err(error);
     }
     Ok(answer)
@@ -165,15 +165,14 @@ impl Session {
         if finished.tokens.is_empty() {
             // Cancelled before the first token: only the messages are new, as if appended.
             self.conversation.rewind(mark);
-            self.leave_engine().await;
+            self.leave_memory();
             for message in messages {
                 self.conversation.push(message)?;
             }
             return self.commit(None, mark).await;
         }
         self.close_turn(finished.tokens, answer.message.clone())?;
-        let frozen = (finished.frozen, finished.stats.logical);
-        self.commit(Some(frozen), mark).await
+        self.commit(finished.resident, mark).await
     }
 
     fn check_context(&self, n_open: usize) -> Result<(), SessionError> {
@@ -182,7 +181,8 @@ impl Session {
         if asked < limit { Ok(()) } else { Err(SessionError::ContextOverflow { limit, asked }) }
     }
 
-    /// Lets the engine generate. Once more where it had parked the session meanwhile.
+    /// Lets the engine generate, once there is memory. Also gives the tokens that need not be
+    /// read for it.
     async fn run(
         &mut self,
         options: &Options,
@@ -190,33 +190,46 @@ impl Session {
         stream: &Arc<Stream>,
         cancel: &CancellationToken,
     ) -> Result<(Box<Finished>, usize), SessionError> {
-        let engine = self.engine();
-        for _ in 0..2 {
-            let cached = self.stats_before_feed().await?;
-            let feed = self.feed().await?;
-            let cached = feed.cache.as_ref().map_or(cached, |cache| cache.logical());
-            let generate = Generate {
-                sampler: *sampler,
-                max_tokens: options.max_tokens,
-                cancel: cancel.clone(),
-                listener: Box::new(self.writer(options, stream)?),
-            };
-            match engine.generate(feed, generate).await {
-                Err(EngineError::NotResident) => self.is_gone_from_engine(),
-                Err(error) => return Err(error.into()),
-                Ok(finished) => return Ok((finished, cached)),
-            }
-        }
-        Err(EngineError::NotResident.into())
+        let asked_at = Instant::now();
+        let (max_tokens, need) = self.fit(options.max_tokens)?;
+        let admitted = cancel.run_until_cancelled(self.admit(need)).await;
+        let Some((resident, _)) = admitted.transpose()? else {
+            let timing = Timing { queue: asked_at.elapsed(), ..Timing::default() };
+            let (tokens, reason, stats) = (Vec::new(), FinishReason::Cancelled, self.stats());
+            let finished = Finished { tokens, reason, resident: None, stats, timing };
+            return Ok((Box::new(finished), 0));
+        };
+        let cached = resident.cache.logical();
+        let generate = Generate {
+            asked_at,
+            sampler: *sampler,
+            max_tokens,
+            cancel: cancel.clone(),
+            listener: Box::new(self.writer(options, stream)?),
+        };
+        let finished = self.engine().generate(self.feed(resident), generate).await?;
+        Ok((finished, cached))
     }
 
-    async fn stats_before_feed(&mut self) -> Result<usize, SessionError> {
-        let stats = self.stats().await;
-        if stats.logical == 0 {
-            // Parked, or never handed over: the stored cache says how far it reaches.
-            self.is_gone_from_engine();
+    /// As many of `max_tokens` as all of the KV memory has room for, at least one, and what they
+    /// need. A generation that ends for it says that its length was reached.
+    fn fit(&self, max_tokens: usize) -> Result<(usize, Need), SessionError> {
+        let limit = self.engine().memory().limit();
+        let n_prompt = self.conversation.n_tokens();
+        let context = self.model().decoder.config().context_length;
+        let most = max_tokens.min(context.saturating_sub(n_prompt) + 1);
+        // The last token is chosen, but not read.
+        let need = |n_tokens: usize| self.need(n_prompt + n_tokens - 1);
+        let (mut fits, mut beyond) = (1, most + 1);
+        while beyond - fits > 1 {
+            let middle = fits + (beyond - fits) / 2;
+            if need(middle)?.bytes() <= limit {
+                fits = middle;
+            } else {
+                beyond = middle;
+            }
         }
-        Ok(stats.logical)
+        Ok((fits, need(fits)?))
     }
 
     fn writer(&self, options: &Options, stream: &Arc<Stream>) -> Result<Writer, SessionError> {
@@ -252,11 +265,15 @@ impl Session {
     pub async fn partial(&self) -> Option<Partial> {
         let (store, id) = (self.store.clone(), self.id.clone());
         let partial = blocking(move || {
-            let bytes = store.partial(&id)?;
-            bytes.map(|bytes| record::from_bytes::<Partial>(&bytes)).transpose()
+            let both = store.partial_head(&id)?.zip(store.partial(&id)?);
+            let Some((begun, progress)) = both else { return Ok(None) };
+            let (begun, progress) = (record::from_bytes(&begun)?, record::from_bytes(&progress)?);
+            Ok(Some(Partial { begun, progress }))
         });
         match partial.await {
-            Ok(partial) => partial.filter(|partial| partial.n_entries == self.header.n_entries),
+            Ok(partial) => {
+                partial.filter(|partial| partial.begun.n_entries == self.header.n_entries)
+            }
             Err(error) => {
                 tracing::warn!(session = self.id, %error, "an unfinished turn cannot be read");
                 None
@@ -280,8 +297,9 @@ impl Session {
         stream: &Arc<Stream>,
     ) -> impl Future<Output = Infallible> + use<> {
         let (store, id, stream) = (self.store.clone(), self.id.clone(), Arc::clone(stream));
-        let n_entries = mark.n_entries() as u64;
+        let begun = Begun { n_entries: mark.n_entries() as u64, messages };
         async move {
+            let mut begun = Some(begun);
             let mut logged = 0;
             loop {
                 tokio::time::sleep(LOG_POLL).await;
@@ -290,14 +308,14 @@ impl Session {
                     continue;
                 }
                 logged = n_full;
-                let partial = Partial {
-                    n_entries,
-                    messages: messages.clone(),
-                    tokens: stream.tokens(),
-                    text: stream.text(),
+                let progress = Progress { tokens: stream.tokens(), text: stream.text() };
+                let (store, id, first) = (store.clone(), id.clone(), begun.take());
+                let write = move || {
+                    if let Some(begun) = first {
+                        store.begin_partial(&id, &record::to_bytes(&begun)?)?;
+                    }
+                    Ok(store.set_partial(&id, &record::to_bytes(&progress)?)?)
                 };
-                let (store, id) = (store.clone(), id.clone());
-                let write = move || Ok(store.set_partial(&id, &record::to_bytes(&partial)?)?);
                 if let Err(error) = blocking(write).await {
                     tracing::warn!(%error, "a running generation could not be logged");
                 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{self, VERSION, base, damaged, versioned};
 use super::records::{Batch, Durability, Records, keys};
-use super::{Image, MAX_CHUNK_BYTES, StoreError};
+use super::{ImageSource, MAX_CHUNK_BYTES, Piece, StoreError};
 
 const MANIFESTS: char = 'm';
 const CHUNKS: char = 'c';
@@ -85,8 +85,17 @@ impl Images {
     }
 
     /// Replaces the image of session `id`, whose text has `n_entries` entries.
-    pub fn save(&mut self, id: &str, n_entries: u64, image: &Image) -> Result<Saved, StoreError> {
-        let n_bytes = self.check(image)?;
+    pub fn save(
+        &mut self,
+        id: &str,
+        n_entries: u64,
+        image: &dyn ImageSource,
+    ) -> Result<Saved, StoreError> {
+        let n_bytes = image.n_bytes();
+        if n_bytes * DISK_FACTOR > self.limit {
+            let bytes = n_bytes * DISK_FACTOR;
+            return Err(StoreError::ImageTooLarge { bytes, limit: self.limit });
+        }
         let standing = match self.manifest(id) {
             Err(StoreError::Damaged { .. }) => None,
             standing => standing?,
@@ -100,17 +109,24 @@ impl Images {
 
         let mut saved = Saved::default();
         let mut batch = Batch::default();
-        let mut chunks = Vec::with_capacity(image.chunks.len());
-        for (key, bytes) in &image.chunks {
-            let hash = *blake3::hash(bytes).as_bytes();
-            let old = standing.get(key);
+        let mut chunks = Vec::with_capacity(standing.len());
+        let mut seen = HashSet::new();
+        for (key, bytes) in image.chunks() {
+            if bytes.len() > MAX_CHUNK_BYTES {
+                return Err(StoreError::ChunkTooLarge { key, bytes: bytes.len() });
+            }
+            if !seen.insert(key) {
+                return Err(StoreError::ChunkTwice { key });
+            }
+            let hash = *blake3::hash(&bytes).as_bytes();
+            let old = standing.get(&key);
             if let Some(old) = old.filter(|old| old.hash == hash) {
                 chunks.push(old.clone());
                 continue;
             }
             let slot = old.map_or(0, |old| 1 - old.slot);
-            chunks.push(Chunk { key: *key, slot, n_bytes: bytes.len() as u32, hash });
-            batch.put(chunk_key(id, *key, slot), [&[VERSION], &bytes[..]].concat());
+            chunks.push(Chunk { key, slot, n_bytes: bytes.len() as u32, hash });
+            batch.put(chunk_key(id, key, slot), [&[VERSION], &bytes[..]].concat());
             saved.n_chunks += 1;
             if batch.n_bytes >= BATCH_BYTES {
                 saved.n_bytes += batch.n_bytes as u64;
@@ -121,8 +137,8 @@ impl Images {
         let manifest = Manifest {
             generation,
             n_entries,
-            fingerprint: image.fingerprint.clone(),
-            meta: image.meta.clone(),
+            fingerprint: image.fingerprint().to_owned(),
+            meta: image.meta().to_vec(),
             chunks,
         };
         let bytes = postcard::to_stdvec(&manifest)
@@ -138,7 +154,7 @@ impl Images {
         self.sweep(id, &manifest, &standing, is_first)?;
         self.records.persist(Durability::Power)?;
         if is_first {
-            if self.read(id)?.is_none_or(|(read, _)| read != *image) {
+            if !self.reads_back(id, n_entries, image)? {
                 self.remove(id)?;
                 return Err(damaged("the new cache", "does not read back as it was written"));
             }
@@ -148,12 +164,18 @@ impl Images {
         Ok(saved)
     }
 
-    /// The image and the number of text entries it was written for. One that is damaged is
+    /// Gives the image of a session with `n_known` text entries to `each`, until that returns
+    /// false; false where there is none. One that is damaged, or was written for more entries, is
     /// dropped: its good chunks would otherwise be taken for unchanged by the next save.
-    pub fn load(&mut self, id: &str) -> Result<Option<(Image, u64)>, StoreError> {
-        let loaded = self.read(id);
+    pub fn load(
+        &mut self,
+        id: &str,
+        n_known: u64,
+        each: &mut dyn FnMut(Piece<'_>) -> bool,
+    ) -> Result<bool, StoreError> {
+        let loaded = self.read(id, n_known, each);
         match &loaded {
-            Ok(Some(_)) => {
+            Ok(true) => {
                 let used = self.tick(self.bytes(id));
                 self.uses.insert(id.to_owned(), used);
                 let mut batch = Batch::default();
@@ -167,7 +189,7 @@ impl Images {
                 // The damage is the news; a failure to clear it away shows at the next save.
                 _ = self.remove(id);
             }
-            Ok(None) | Err(_) => {}
+            Ok(false) | Err(_) => {}
         }
         loaded
     }
@@ -195,25 +217,6 @@ impl Images {
         self.records.size_on_disk()
     }
 
-    /// Bytes of `image`, if it may be stored at all.
-    fn check(&self, image: &Image) -> Result<u64, StoreError> {
-        let mut seen = HashSet::new();
-        for (key, bytes) in &image.chunks {
-            if bytes.len() > MAX_CHUNK_BYTES {
-                return Err(StoreError::ChunkTooLarge { key: *key, bytes: bytes.len() });
-            }
-            if !seen.insert(key) {
-                return Err(StoreError::ChunkTwice { key: *key });
-            }
-        }
-        let n_bytes = image.n_bytes();
-        if n_bytes * DISK_FACTOR > self.limit {
-            let bytes = n_bytes * DISK_FACTOR;
-            return Err(StoreError::ImageTooLarge { bytes, limit: self.limit });
-        }
-        Ok(n_bytes)
-    }
-
     fn manifest(&self, id: &str) -> Result<Option<Manifest>, StoreError> {
         let what = format!("the manifest of session {id}");
         let Some(bytes) = record::get(&*self.records, &base(MANIFESTS, id), &what)? else {
@@ -227,9 +230,23 @@ impl Images {
         }
     }
 
-    fn read(&self, id: &str) -> Result<Option<(Image, u64)>, StoreError> {
-        let Some(manifest) = self.manifest(id)? else { return Ok(None) };
-        let chunk = |chunk: &Chunk| {
+    fn read(
+        &self,
+        id: &str,
+        n_known: u64,
+        each: &mut dyn FnMut(Piece<'_>) -> bool,
+    ) -> Result<bool, StoreError> {
+        let Some(manifest) = self.manifest(id)? else { return Ok(false) };
+        let Manifest { n_entries, fingerprint, meta, chunks, .. } = &manifest;
+        if *n_entries > n_known {
+            let what = format!("was written for {n_entries} entries and there are {n_known}");
+            return Err(damaged("the image", &what));
+        }
+        let n_bytes = chunks.iter().map(|chunk| u64::from(chunk.n_bytes)).sum();
+        if !each(Piece::Head { fingerprint, meta, n_bytes }) {
+            return Ok(true);
+        }
+        for chunk in chunks {
             let what = format!("chunk {} of session {id}", chunk.key);
             let value = self
                 .records
@@ -239,11 +256,34 @@ impl Images {
             if bytes.len() != chunk.n_bytes as usize || blake3::hash(bytes) != chunk.hash {
                 return Err(damaged(&what, "does not have the hash it was written with"));
             }
-            Ok((chunk.key, bytes.to_vec()))
-        };
-        let chunks = manifest.chunks.iter().map(chunk).collect::<Result<_, _>>()?;
-        let image = Image { fingerprint: manifest.fingerprint, meta: manifest.meta, chunks };
-        Ok(Some((image, manifest.n_entries)))
+            if !each(Piece::Chunk(chunk.key, bytes)) {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether an image is there as it was given.
+    fn reads_back(
+        &self,
+        id: &str,
+        n_entries: u64,
+        image: &dyn ImageSource,
+    ) -> Result<bool, StoreError> {
+        let mut chunks = image.chunks();
+        let mut is_same = true;
+        let is_there = self.read(id, n_entries, &mut |piece| {
+            is_same &= match piece {
+                Piece::Head { fingerprint, meta, .. } => {
+                    fingerprint == image.fingerprint() && meta == image.meta()
+                }
+                Piece::Chunk(key, bytes) => {
+                    chunks.next().is_some_and(|(k, b)| k == key && *b == *bytes)
+                }
+            };
+            is_same
+        })?;
+        Ok(is_there && is_same && chunks.next().is_none())
     }
 
     /// Deletes the chunks that the new manifest no longer has. After a crash there may be some

@@ -8,7 +8,7 @@ use super::MAX_CHUNK_BYTES;
 /// Why the store could not do what was asked; nothing that was stored before is lost by it.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("session id {id:?} is not legal; use 1 to 128 characters of A-Z a-z 0-9 . _ : -")]
+    #[error("session id {id:?} is not legal; use 1 to 256 characters of A-Z a-z 0-9 . _ : -")]
     BadId { id: String },
     #[error("there is no session {id}")]
     NotFound { id: String },

@@ -23,6 +23,7 @@ mod sled;
 mod tests;
 mod text;
 
+use std::borrow::Cow;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -40,8 +41,8 @@ use self::text::Texts;
 pub const DEFAULT_LIMIT_BYTES: u64 = 8 << 30;
 /// The largest chunk of an image.
 pub const MAX_CHUNK_BYTES: usize = 64 * 1024;
-/// The longest session id, in bytes.
-const MAX_ID_BYTES: usize = 128;
+/// The longest id, in bytes: room for a session's own and what is appended to it.
+const MAX_ID_BYTES: usize = 256;
 
 /// A session's cache as bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,16 +56,49 @@ pub struct Image {
     pub chunks: Vec<(u64, Vec<u8>)>,
 }
 
-impl Image {
+/// An image as a save reads it: chunk by chunk, so that no second copy of it need be held.
+pub trait ImageSource {
+    fn fingerprint(&self) -> &str;
+    fn meta(&self) -> &[u8];
+    /// The chunks, the same at every call.
+    fn chunks(&self) -> Box<dyn Iterator<Item = (u64, Cow<'_, [u8]>)> + '_>;
     /// Bytes of all chunks and of `meta`.
-    pub fn n_bytes(&self) -> u64 {
+    fn n_bytes(&self) -> u64;
+}
+
+impl ImageSource for Image {
+    fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    fn meta(&self) -> &[u8] {
+        &self.meta
+    }
+
+    fn chunks(&self) -> Box<dyn Iterator<Item = (u64, Cow<'_, [u8]>)> + '_> {
+        Box::new(self.chunks.iter().map(|(key, bytes)| (*key, Cow::Borrowed(&bytes[..]))))
+    }
+
+    fn n_bytes(&self) -> u64 {
         let chunks: usize = self.chunks.iter().map(|(_, bytes)| bytes.len()).sum();
         (chunks + self.meta.len()) as u64
     }
 }
 
+/// A piece of an image that is read: its head, and then its chunks.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    Head {
+        fingerprint: &'a str,
+        meta: &'a [u8],
+        /// Bytes of all chunks.
+        n_bytes: u64,
+    },
+    Chunk(u64, &'a [u8]),
+}
+
 /// What one turn adds to a session.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Turn<'a> {
     /// Replaces the session's header.
     pub header: &'a [u8],
@@ -72,7 +106,7 @@ pub struct Turn<'a> {
     pub first_entry: u64,
     pub entries: &'a [Vec<u8>],
     /// Replaces the session's image; `None` leaves the one that is there.
-    pub image: Option<&'a Image>,
+    pub image: Option<&'a dyn ImageSource>,
 }
 
 /// What a commit wrote.
@@ -207,9 +241,22 @@ impl Store {
         self.parts(id)?.image(id)
     }
 
-    /// Removes the session's image, if there is one.
-    pub fn drop_image(&self, id: &str) -> Result<(), StoreError> {
-        self.parts(id)?.images.remove(id)
+    /// Gives the session's image piece by piece, until `each` returns false; false where there is
+    /// none.
+    ///
+    /// # Errors
+    /// As [`Store::image`]; what was given before is not to be trusted then.
+    pub fn read_image(
+        &self,
+        id: &str,
+        each: &mut dyn FnMut(Piece<'_>) -> bool,
+    ) -> Result<bool, ImageError> {
+        self.parts(id)?.read_image(id, each)
+    }
+
+    /// Keeps what does not change of an unfinished turn, before what it comes to.
+    pub fn begin_partial(&self, id: &str, head: &[u8]) -> Result<(), StoreError> {
+        self.parts(id)?.texts.begin_partial(id, head)
     }
 
     /// Keeps what an unfinished turn has come to. It outlives the process, but not a loss of
@@ -221,6 +268,11 @@ impl Store {
     /// What an unfinished turn had come to, if one was interrupted.
     pub fn partial(&self, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
         self.parts(id)?.texts.partial(id)
+    }
+
+    /// What an unfinished turn began with.
+    pub fn partial_head(&self, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.parts(id)?.texts.partial_head(id)
     }
 
     pub fn clear_partial(&self, id: &str) -> Result<(), StoreError> {
@@ -366,14 +418,27 @@ impl Parts {
     }
 
     fn image(&mut self, id: &str) -> Result<Option<Image>, ImageError> {
-        let Some((image, n_entries)) = self.images.load(id)? else { return Ok(None) };
+        let mut image = Image::default();
+        let is_there = self.read_image(id, &mut |piece| {
+            match piece {
+                Piece::Head { fingerprint, meta, .. } => {
+                    image.fingerprint = fingerprint.to_owned();
+                    image.meta = meta.to_vec();
+                }
+                Piece::Chunk(key, bytes) => image.chunks.push((key, bytes.to_vec())),
+            }
+            true
+        })?;
+        Ok(is_there.then_some(image))
+    }
+
+    fn read_image(
+        &mut self,
+        id: &str,
+        each: &mut dyn FnMut(Piece<'_>) -> bool,
+    ) -> Result<bool, ImageError> {
         let n_known = self.texts.head(id).map_err(ImageError::Store)?.map_or(0, |h| h.n_entries);
-        if n_entries > n_known {
-            self.images.remove(id)?;
-            let what = format!("it was written for {n_entries} entries and there are {n_known}");
-            return Err(ImageError::Damaged { what });
-        }
-        Ok(Some(image))
+        Ok(self.images.load(id, n_known, each)?)
     }
 
     /// All of session `id`. A damaged image is left out, as if it had been dropped for space.
@@ -392,7 +457,8 @@ impl Parts {
             return Err(StoreError::Exists { id: id.into() });
         }
         let Session { header, entries, image } = session;
-        self.commit(id, Turn { header, first_entry: 0, entries, image: image.as_ref() })?;
+        let image = image.as_ref().map(|image| image as &dyn ImageSource);
+        self.commit(id, Turn { header, first_entry: 0, entries, image })?;
         Ok(())
     }
 }

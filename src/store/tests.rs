@@ -6,7 +6,7 @@ use super::chunk::Images;
 use super::memory::Memory;
 use super::records::{Batch, Durability, Records};
 use super::text::Texts;
-use super::{Image, ImageError, Store, StoreError, Turn};
+use super::{Image, ImageError, ImageSource, Store, StoreError, Turn};
 
 const LIMIT: u64 = 1 << 30;
 
@@ -330,7 +330,7 @@ fn databases_of_version_1_are_read_and_written_as_ever() {
         let (header, image) = ([b'h', turn], fixture_image(turn));
         let entries = [format!(r#"{{"role":"user","content":"turn {turn}"}}"#).into_bytes()];
         let first_entry = u64::from(turn) - 1;
-        let image = Some(&image);
+        let image = Some(&image as &dyn ImageSource);
         let turn = Turn { header: &header, first_entry, entries: &entries, image };
         assert!(store.commit("v1:a-session", turn).unwrap().image_error.is_none());
     }

@@ -7,6 +7,9 @@ use super::records::{Batch, Durability, Records, keys};
 const HEADERS: char = 'h';
 const ENTRIES: char = 'e';
 const PARTIALS: char = 'p';
+const PARTIAL_HEADS: char = 'q';
+/// Tables of what an unfinished turn has come to.
+const UNFINISHED: [char; 2] = [PARTIALS, PARTIAL_HEADS];
 
 /// The sessions' text.
 pub struct Texts {
@@ -91,7 +94,9 @@ impl Texts {
         for (entry_idx, entry) in (first_entry..).zip(entries) {
             record::put(&mut batch, &entry_base(id, entry_idx), entry);
         }
-        record::delete(&*self.records, &mut batch, &base(PARTIALS, id))?;
+        for table in UNFINISHED {
+            record::delete(&*self.records, &mut batch, &base(table, id))?;
+        }
         let n_written = batch.n_bytes as u64;
         self.records.commit(batch)?;
         self.records.persist(Durability::Power)?;
@@ -111,7 +116,7 @@ impl Texts {
             header: header.to_vec(),
         };
         let mut batch = Batch::default();
-        for table in [HEADERS, ENTRIES, PARTIALS] {
+        for table in [HEADERS, ENTRIES, PARTIALS, PARTIAL_HEADS] {
             for key in keys(&*self.records, &base(table, id))? {
                 batch.delete(key);
             }
@@ -123,6 +128,15 @@ impl Texts {
         }
         self.records.commit(batch)?;
         self.records.persist(Durability::Power)
+    }
+
+    /// Keeps what stays the same of a running generation, and forgets what one before had come to.
+    pub fn begin_partial(&self, id: &str, head: &[u8]) -> Result<(), StoreError> {
+        let mut batch = Batch::default();
+        record::replace(&*self.records, &mut batch, &base(PARTIAL_HEADS, id), head)?;
+        record::delete(&*self.records, &mut batch, &base(PARTIALS, id))?;
+        self.records.commit(batch)?;
+        self.records.persist(Durability::Process)
     }
 
     /// Keeps what a running generation has come to; outlives the process, not a loss of power,
@@ -139,9 +153,16 @@ impl Texts {
         record::get(&*self.records, &base(PARTIALS, id), &what)
     }
 
+    pub fn partial_head(&self, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let what = format!("the beginning of the unfinished turn of session {id}");
+        record::get(&*self.records, &base(PARTIAL_HEADS, id), &what)
+    }
+
     pub fn clear_partial(&self, id: &str) -> Result<(), StoreError> {
         let mut batch = Batch::default();
-        record::delete(&*self.records, &mut batch, &base(PARTIALS, id))?;
+        for table in UNFINISHED {
+            record::delete(&*self.records, &mut batch, &base(table, id))?;
+        }
         self.records.commit(batch)?;
         self.records.persist(Durability::Process)
     }
@@ -164,7 +185,7 @@ impl Texts {
     /// Removes all of a session's text at once. False where there was none.
     pub fn delete(&self, id: &str) -> Result<bool, StoreError> {
         let mut batch = Batch::default();
-        for table in [HEADERS, ENTRIES, PARTIALS] {
+        for table in [HEADERS, ENTRIES, PARTIALS, PARTIAL_HEADS] {
             for key in keys(&*self.records, &base(table, id))? {
                 batch.delete(key);
             }

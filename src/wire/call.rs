@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 use serde_json::Value;
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::Framing;
@@ -33,8 +33,6 @@ pub struct Call {
     pub cancel: CancellationToken,
     /// Cancelled when the connection has ended, so that nobody reads the answer.
     pub closed: CancellationToken,
-    /// Cancelled when the daemon begins to shut down; [`super::Limits::grace`] is left then.
-    pub shutdown: CancellationToken,
     /// Notifications to this call's client.
     pub notify: Notifier,
 }
@@ -74,7 +72,6 @@ pub enum Peer {
 pub struct Connection {
     pub id: ConnectionId,
     pub peer: Peer,
-    initialized: AtomicBool,
     authorized: AtomicBool,
 }
 
@@ -82,17 +79,7 @@ impl Connection {
     /// A new connection; only a TCP peer has yet to be authorized.
     pub fn new(id: ConnectionId, peer: Peer) -> Self {
         let authorized = AtomicBool::new(peer != Peer::Tcp);
-        Self { id, peer, initialized: AtomicBool::new(false), authorized }
-    }
-
-    /// Whether the handshake is done.
-    pub fn is_initialized(&self) -> bool {
-        self.initialized.load(Ordering::Relaxed)
-    }
-
-    /// Marks the handshake done; false where it was done before.
-    pub fn initialize(&self) -> bool {
-        !self.initialized.swap(true, Ordering::Relaxed)
+        Self { id, peer, authorized }
     }
 
     /// Whether the peer may use the daemon.
@@ -118,20 +105,6 @@ impl Notifier {
     /// nothing.
     pub async fn send(&self, method: &str, params: impl Serialize) {
         self.0.send(&Outgoing::notification(method, params)).await;
-    }
-
-    /// Sends a notification unless the queue is full; then false, so that the caller may hold
-    /// back and merge it with the next. For a client that is gone true: nothing is to be kept.
-    #[must_use]
-    pub fn try_send(&self, method: &str, params: impl Serialize) -> bool {
-        match self.0.queue.try_reserve() {
-            Ok(place) => {
-                place.send(self.0.framing.encode(&Outgoing::notification(method, params)));
-                true
-            }
-            Err(TrySendError::Closed(())) => true,
-            Err(TrySendError::Full(())) => false,
-        }
     }
 }
 

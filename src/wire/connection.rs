@@ -297,7 +297,6 @@ impl<S: Service> Conversation<S> {
             params,
             cancel,
             closed: self.closed.clone(),
-            shutdown: self.shared.shutdown.clone(),
             notify: Notifier(self.outbox.clone()),
         };
         Some(Job::Run(open, call))

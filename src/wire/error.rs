@@ -28,7 +28,7 @@ impl From<&SessionError> for RpcError {
             SessionError::ModelMismatch { .. } | SessionError::ToolsMismatch(_) => {
                 Self::of(Kind::ModelMismatch, text)
             }
-            SessionError::Exists(_) | SessionError::Invalid(_) => Self::invalid_params(text),
+            SessionError::Invalid(_) => Self::invalid_params(text),
             SessionError::ShuttingDown => Self::of(Kind::ShuttingDown, text),
             SessionError::Registry(_) | SessionError::Model { .. } => {
                 Self::of(Kind::ModelNotFound, text)
@@ -36,13 +36,8 @@ impl From<&SessionError> for RpcError {
             SessionError::Engine(EngineError::KvMemory { needed, limit }) => {
                 Self::of(Kind::KvMemory, text).with("limit", *limit).with("asked", *needed)
             }
-            SessionError::Engine(EngineError::ContextFull { limit }) => {
-                Self::of(Kind::ContextOverflow, text).with("limit", *limit)
-            }
             SessionError::Engine(EngineError::Stopped) => Self::of(Kind::ShuttingDown, text),
-            SessionError::Engine(
-                EngineError::NotResident | EngineError::EmptyPrompt | EngineError::Step(_),
-            )
+            SessionError::Engine(EngineError::EmptyPrompt | EngineError::Step(_))
             | SessionError::Chat(_)
             | SessionError::Tokenizer(_)
             | SessionError::Internal(_) => Self::internal(text),

@@ -19,7 +19,7 @@ pub mod code {
 /// Attar's own errors; their codes are positive, outside the range the specification reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The first request must be the handshake.
+    /// The first request of a TCP client must be the handshake.
     NotInitialized = 1001,
     /// The token is missing or wrong.
     Unauthorized = 1002,
@@ -183,9 +183,20 @@ impl Message {
     /// Reads one JSON text; absent or null params become an empty object.
     ///
     /// # Errors
-    /// No JSON, no UTF-8, JSON nested deeper than 128 levels, or an empty batch.
+    /// No JSON, JSON nested deeper than 128 levels, or an empty batch. A request whose strings are
+    /// no Unicode (a lone surrogate) is refused under its id.
     pub fn read(text: &[u8]) -> Result<Self, RpcError> {
-        match serde_json::from_slice(text).map_err(RpcError::parse_error)? {
+        let value = match serde_json::from_slice(text) {
+            Ok(value) => value,
+            Err(error) => {
+                let error = RpcError::parse_error(error);
+                return match id_alone(text) {
+                    Some(id) => Ok(Self::One(Item::Invalid { id, error })),
+                    None => Err(error),
+                };
+            }
+        };
+        match value {
             Value::Array(elements) if elements.is_empty() => {
                 Err(RpcError::invalid_request("the batch is empty"))
             }
@@ -232,6 +243,17 @@ impl Item {
         // What is malformed cannot claim to be a notification: section 7 answers it, with null.
         Self::Invalid { id: id.unwrap_or_default(), error: RpcError::invalid_request(why) }
     }
+}
+
+/// The id of a request whose other members cannot be read.
+fn id_alone(text: &[u8]) -> Option<Value> {
+    #[derive(Deserialize)]
+    struct Request {
+        id: Value,
+    }
+    // Members that are skipped need only be well-formed.
+    let Request { id } = serde_json::from_slice(text).ok()?;
+    matches!(id, Value::String(_) | Value::Number(_)).then_some(id)
 }
 
 fn is_params(value: &Value) -> bool {
@@ -332,6 +354,18 @@ mod tests {
         assert_eq!(invalid_id(r#"{"jsonrpc":"2.0","id":[],"method":"m"}"#), Value::Null);
         assert_eq!(invalid_id(r#"{"jsonrpc":"2.0","id":true,"method":"m"}"#), Value::Null);
         assert_eq!(invalid_id("17"), Value::Null);
+    }
+
+    #[test]
+    fn strings_that_are_no_unicode_are_refused_under_the_id() {
+        let text = r#"{"jsonrpc":"2.0","id":5,"method":"m","params":{"text":"a\ud800b"}}"#;
+        let Ok(Message::One(Item::Invalid { id, error })) = Message::read(text.as_bytes()) else {
+            panic!("it is answered");
+        };
+        assert_eq!((id, error.code), (json!(5), code::PARSE_ERROR));
+        for text in [r#"{"id":[],"method":"\ud800"}"#, r#"{"id":5,"method":"#, r#"["\ud800"]"#] {
+            assert_eq!(Message::read(text.as_bytes()).unwrap_err().code, code::PARSE_ERROR);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod decode;
 mod formats;
 mod golden;
 mod kernels;
+mod memory;
 mod parity;
 mod pull;
 mod restart;

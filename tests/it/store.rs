@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use attar::store::{
-    DEFAULT_LIMIT_BYTES, Durability, Image, ImageError, MAX_CHUNK_BYTES, Store, StoreError, Turn,
+    DEFAULT_LIMIT_BYTES, Durability, Image, ImageError, ImageSource, MAX_CHUNK_BYTES, Store,
+    StoreError, Turn,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -45,6 +46,7 @@ fn entry(n: u64) -> Vec<u8> {
 fn commit(store: &Store, id: &str, n: u64, image: Option<&Image>) {
     let header = n.to_le_bytes();
     let entries = [entry(n)];
+    let image = image.map(|image| image as &dyn ImageSource);
     let written =
         store.commit(id, Turn { header: &header, first_entry: n, entries: &entries, image });
     assert!(written.unwrap().image_error.is_none());
@@ -82,9 +84,6 @@ fn a_session_is_read_back_as_it_was_written() {
         store.commit("a", turn).unwrap();
         assert_eq!(store.entries("a").unwrap().len(), 4);
         assert_eq!(store.image("a").unwrap(), Some(first));
-        store.drop_image("a").unwrap();
-        assert!(store.image("a").unwrap().is_none());
-        assert_eq!(store.stats("a").unwrap().image_bytes, 0);
         assert_eq!(store.entries("a").unwrap().len(), 4);
     });
 }

@@ -10,6 +10,7 @@ use attar::wire::client::{ClientError, Received};
 use attar::wire::frame::Framing;
 use attar::wire::socket::{ListenError, MAX_PATH, bind_tcp};
 use attar::wire::{Call, Client, Limits, Listener, Peer, RpcError, Service, Socket, serve};
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 struct Examples {
     /// What happened inside calls that nobody may be left to hear from.
     events: UnboundedSender<&'static str>,
+    shutdown: CancellationToken,
 }
 
 impl Service for Examples {
@@ -56,7 +58,7 @@ impl Service for Examples {
             // Until the client's socket and queue are full.
             "flood" => {
                 let text = "x".repeat(64 << 10);
-                while call.notify.try_send("delta", &text) {
+                while call.notify.send("delta", &text).now_or_never().is_some() {
                     tokio::task::yield_now().await;
                 }
                 let _ = self.events.send("full");
@@ -71,7 +73,7 @@ impl Service for Examples {
                         let _ = self.events.send("closed");
                         Ok(Value::Null)
                     }
-                    () = call.shutdown.cancelled(), if params["obey"] == true => Ok(json!("parked")),
+                    () = self.shutdown.cancelled(), if params["obey"] == true => Ok(json!("parked")),
                 }
             }
             method => Err(RpcError::method_not_found(method)),
@@ -99,7 +101,7 @@ impl Server {
         let listener = Listener::Unix(Socket::bind(&path).await.unwrap());
         let (sender, events) = unbounded_channel();
         let shutdown = CancellationToken::new();
-        let service = Arc::new(Examples { events: sender });
+        let service = Arc::new(Examples { events: sender, shutdown: shutdown.clone() });
         let serving = tokio::spawn(serve(vec![listener], service, limits, shutdown.clone()));
         Self { path, events, shutdown, serving, _dir: dir }
     }
@@ -530,7 +532,7 @@ async fn tcp_is_loopback_only_and_begins_unauthorized() {
     let addr = listener.local_addr().unwrap().to_string();
     let (events, mut seen) = unbounded_channel();
     let shutdown = CancellationToken::new();
-    let service = Arc::new(Examples { events });
+    let service = Arc::new(Examples { events, shutdown: shutdown.clone() });
     let listeners = vec![Listener::Tcp(listener)];
     let serving = tokio::spawn(serve(listeners, service, Limits::default(), shutdown.clone()));
 

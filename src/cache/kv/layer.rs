@@ -95,7 +95,18 @@ impl<E: KvElement> LayerCache<E> {
         if n_slots <= self.capacity {
             return;
         }
-        let capacity = grown(self.capacity, n_slots, limit);
+        self.resize(shape, grown(self.capacity, n_slots, limit));
+    }
+
+    /// Gives back what lies beyond `limit` slots; there must be no more live ones.
+    pub(in crate::cache) fn shrink(&mut self, shape: &CacheShape, limit: usize) {
+        assert!(self.n_slots <= limit, "{} slots pass the bound of {limit}", self.n_slots);
+        if self.capacity > limit {
+            self.resize(shape, limit);
+        }
+    }
+
+    fn resize(&mut self, shape: &CacheShape, capacity: usize) {
         let dim = shape.head_dim;
         let heads = shape.n_kv_heads;
         let old = self.capacity;
@@ -167,9 +178,10 @@ pub(super) fn grown(capacity: usize, n_slots: usize, limit: usize) -> usize {
 
 fn restride<T: Copy + Default>(old: &[T], n_heads: usize, from: usize, to: usize) -> Vec<T> {
     let mut new = vec![T::default(); n_heads * to];
+    let n = from.min(to);
     for head_idx in 0..n_heads {
-        new[head_idx * to..head_idx * to + from]
-            .copy_from_slice(&old[head_idx * from..(head_idx + 1) * from]);
+        new[head_idx * to..head_idx * to + n]
+            .copy_from_slice(&old[head_idx * from..head_idx * from + n]);
     }
     new
 }

@@ -33,6 +33,18 @@ impl<E: KvElement> Staging<E> {
         }
     }
 
+    /// Bytes that are held.
+    pub fn bytes(&self) -> usize {
+        (self.keys.capacity() + self.values.capacity()) * size_of::<E>()
+            + self.importance.capacity() * size_of::<f32>()
+    }
+
+    /// The most bytes that blocks of `n_tokens` come to hold.
+    pub fn most_bytes(shape: &CacheShape, n_tokens: usize) -> usize {
+        // A buffer that has to grow doubles.
+        2 * n_tokens * shape.layer_slot_bytes::<E>()
+    }
+
     pub fn slots(&self) -> Slots<'_, E> {
         Slots {
             keys: &self.keys,

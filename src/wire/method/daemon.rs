@@ -15,6 +15,7 @@ pub(super) async fn status(daemon: &Daemon, call: &Call) -> Result<Value, RpcErr
         .iter()
         .map(|model| json!({"model": model.name, "weight_bytes": model.decoder.weight_bytes()}))
         .collect();
+    let memory = models.memory();
     Ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
@@ -22,7 +23,7 @@ pub(super) async fn status(daemon: &Daemon, call: &Call) -> Result<Value, RpcErr
         "model": models.default_name(),
         "models": loaded,
         "sessions": {"open": sessions.open_ids().len(), "generating": sessions.n_generating()},
-        "kv_memory": {"limit": models.memory().limit(), "used": models.memory().used()},
+        "kv_memory": {"limit": memory.limit(), "used": memory.used(), "peak": memory.peak()},
         "store": {"bytes": sessions.store_bytes().await?},
     }))
 }

@@ -19,6 +19,10 @@ use crate::wire::{Call, Notifier};
 /// First progress report of a generation that has written nothing yet, and each one after.
 const PROGRESS_EVERY: Duration = Duration::from_millis(900);
 
+/// Stop strings are looked for in all that is held back, at every token.
+const STOPS_MAX: usize = 16;
+const STOP_BYTES_MAX: usize = 1_024;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Params {
@@ -75,6 +79,14 @@ impl Params {
         }
         if self.stop.iter().any(String::is_empty) {
             return Err(RpcError::invalid_params("a stop string is empty"));
+        }
+        let longest = self.stop.iter().map(String::len).max().unwrap_or(0);
+        if self.stop.len() > STOPS_MAX || longest > STOP_BYTES_MAX {
+            return Err(RpcError::invalid_params(format!(
+                "{} stop strings of up to {longest} bytes; at most {STOPS_MAX} of \
+                 {STOP_BYTES_MAX} bytes are looked for",
+                self.stop.len()
+            )));
         }
         if let Some(control) = self.reasoning.control.as_ref().filter(|c| *c != "off") {
             return Err(RpcError::invalid_params(format!(

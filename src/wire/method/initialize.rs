@@ -29,7 +29,6 @@ pub(super) fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
         }
         call.connection.authorize();
     }
-    call.connection.initialize();
     Ok(json!({
         "server": {"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")},
         "protocol": PROTOCOL,

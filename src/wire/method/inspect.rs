@@ -28,7 +28,7 @@ struct Params {
 
 pub(super) async fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
     let params: Params = params(call)?;
-    let mut session = daemon.sessions.guard(&params.session).await?;
+    let session = daemon.sessions.guard(&params.session).await?;
     match params.what {
         What::Scores => Err(RpcError::invalid_params("`scores` is not in this build")),
         What::Spans => {

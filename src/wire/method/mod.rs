@@ -69,7 +69,7 @@ impl Service for Daemon {
         let method = call.method.clone();
         if method != "initialize" && !call.connection.is_authorized() {
             let text = "send `initialize` with the daemon's token first";
-            return Err(RpcError::of(Kind::Unauthorized, text));
+            return Err(RpcError::of(Kind::NotInitialized, text));
         }
         if method == "session/generate" {
             // What it has generated so far is its answer when it is cancelled.

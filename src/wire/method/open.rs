@@ -96,9 +96,9 @@ pub(super) fn describe(opened: Opened) -> Value {
     });
     if let Some(partial) = opened.partial {
         result["partial"] = json!({
-            "messages": partial.messages,
-            "text": partial.text,
-            "tokens": partial.tokens.len(),
+            "messages": partial.begun.messages,
+            "text": partial.progress.text,
+            "tokens": partial.progress.tokens.len(),
         });
     }
     result

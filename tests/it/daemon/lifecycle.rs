@@ -85,7 +85,7 @@ async fn tcp_needs_the_token_of_the_data_folder() {
     let daemon = Daemon::with(&["--tcp", &addr]).await;
     let mut peer = Peer(Client::connect_tcp(&addr).await.unwrap());
     let error = peer.refused("daemon/status", json!({})).await;
-    assert_eq!(error.code, 1_002, "{error}");
+    assert_eq!(error.code, 1_001, "{error}");
     for wrong in [json!({}), json!({"token": "wrong"}), json!({"token": ""})] {
         assert_eq!(peer.refused("initialize", wrong).await.code, 1_002);
     }
@@ -139,6 +139,13 @@ fn stdio_speaks_both_framings() {
     }
 }
 
+#[cfg(target_os = "linux")]
+fn threads_called(pid: u32, wanted: &str) -> usize {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")));
+    names.filter(|name| name.as_ref().is_ok_and(|name| name.trim() == wanted)).count()
+}
+
 #[tokio::test]
 async fn two_models_serve_side_by_side_and_go_when_told() {
     let home = Home::new();
@@ -169,6 +176,12 @@ async fn two_models_serve_side_by_side_and_go_when_told() {
     let list = peer.ok("model/list", json!({})).await;
     assert_eq!(list["loaded"], json!([tiny::fixture()]));
     peer.say("llama", "An open session keeps its model.", 4).await;
+    // Who wants it again shares it with that session.
+    peer.ok("session/open", json!({"session": "another", "model": llama})).await;
+    peer.say("another", "Hello", 4).await;
+    #[cfg(target_os = "linux")]
+    assert_eq!(threads_called(daemon.pid(), "engine"), 2);
+    peer.ok("session/delete", json!({"session": "another"})).await;
     let other = json!({"session": "llama", "model": tiny::fixture()});
     assert_eq!(peer.refused("session/open", other.clone()).await.code, 1_008);
     // Another model reads the session's text again.

@@ -195,3 +195,15 @@ async fn a_session_that_cannot_take_its_first_messages_is_not_made() {
     let shown = peer.ok("session/show", json!({"session": "a"})).await;
     assert_eq!(shown["history"].as_array().unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn the_longest_id_has_room_for_checkpoints() {
+    let daemon = Daemon::start().await;
+    let mut peer = daemon.peer().await;
+    let session = "x".repeat(128);
+    peer.open(&session).await;
+    peer.say(&session, "Hello", 4).await;
+    let named = json!({"session": session, "checkpoint": "y".repeat(64)});
+    peer.ok("session/checkpoint", named.clone()).await;
+    peer.ok("session/rollback", named).await;
+}

@@ -184,3 +184,17 @@ fn a_session_with_other_tools_opens_only_to_be_rebuilt() {
     let (_daemon, mut client) = Daemon::start(dir.path(), &tiny(), &ARGS);
     assert_eq!(client.call("session/open", other)["turns"], 4);
 }
+
+#[test]
+fn a_session_of_another_version_does_not_hide_the_others() {
+    let dir = stored(&tiny());
+    let header = br#"{"version":99}"#;
+    let turn = Turn { header, first_entry: 0, entries: &[], image: None };
+    store(dir.path()).commit("newer", turn).unwrap();
+    let (daemon, mut client) = Daemon::start(dir.path(), &tiny(), &ARGS);
+    let list = client.call("session/list", json!({}));
+    let names: Vec<_> =
+        list["sessions"].as_array().unwrap().iter().map(|s| &s["session"]).collect();
+    assert_eq!(names, ["s"]);
+    daemon.kill();
+}

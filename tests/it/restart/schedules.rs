@@ -195,8 +195,8 @@ fn calls_that_open_close_roll_back_and_delete_one_session_at_once_are_all_answer
 #[test]
 fn sessions_that_are_parked_for_memory_go_on_as_they_were() {
     let references = references(6);
-    // Room for two caches and a half.
-    let args = [&ARGS[..], &["--kv-memory", "250KiB"]].concat();
+    // Room for two caches and a half, beside the buffers that two threads compact with.
+    let args = [&ARGS[..], &["--kv-memory", "1224KiB"]].concat();
     let dir = tempfile::tempdir().unwrap();
     let (daemon, mut client) = Daemon::start(dir.path(), &tiny(), &args);
     let sessions: Vec<_> = (0..6).map(|seed| format!("s{seed}")).collect();
