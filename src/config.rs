@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Deserialize;
 
+use crate::ingest::condense::Condense;
 use crate::model::registry;
 use crate::session::record::CacheOptions;
 
@@ -21,6 +22,8 @@ pub enum ConfigError {
     NoDataDir,
     #[error("{0}")]
     Cache(String),
+    #[error("`condense`: {0}")]
+    Condense(String),
     #[error("`threads` is 0; use at least 1")]
     NoThreads,
 }
@@ -50,6 +53,10 @@ pub struct Settings {
     /// Slots beyond the budget before a compaction [default: 128].
     #[arg(long, env = "ATTAR_BUFFER", value_name = "SLOTS")]
     pub buffer: Option<usize>,
+    /// What is folded of tools' output, for sessions that do not say: `on`, `off`, or `off:` and
+    /// names of rules [default: on].
+    #[arg(long, env = "ATTAR_CONDENSE", value_name = "WHAT")]
+    pub condense: Option<String>,
     /// Largest message that is read [default: 64MiB].
     #[arg(long, env = "ATTAR_MAX_MESSAGE", value_name = "SIZE")]
     pub max_message: Option<String>,
@@ -68,6 +75,7 @@ pub struct Config {
     /// Bytes.
     pub store_limit: u64,
     pub cache: CacheOptions,
+    pub condense: Condense,
     /// Bytes.
     pub max_message: usize,
     pub threads: usize,
@@ -95,6 +103,7 @@ impl Settings {
             policy: self.policy.or(file.policy),
             budget: self.budget.or(file.budget),
             buffer: self.buffer.or(file.buffer),
+            condense: self.condense.or(file.condense),
             max_message: self.max_message.or(file.max_message),
             threads: self.threads.or(file.threads),
         }
@@ -112,6 +121,8 @@ impl Settings {
             buffer: self.buffer.unwrap_or(128),
         };
         cache.validate().map_err(|e| ConfigError::Cache(e.to_string()))?;
+        let condense = self.condense.map_or(Ok(Condense::default()), |text| text.parse());
+        let condense = condense.map_err(ConfigError::Condense)?;
         let threads = match self.threads {
             Some(0) => return Err(ConfigError::NoThreads),
             Some(n) => n,
@@ -123,6 +134,7 @@ impl Settings {
             kv_memory: size(self.kv_memory, memory_bytes() / 4)? as usize,
             store_limit: size(self.store_limit, 8 << 30)?,
             cache,
+            condense,
             max_message: size(self.max_message, 64 << 20)? as usize,
             threads,
         })

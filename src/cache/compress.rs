@@ -4,10 +4,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use super::budget::{Budget, survivors};
+use super::bank::{BANK, QueryBank};
+use super::budget::{Budget, Ranked, SurvivorWork, survivors};
 use super::kv::{CacheShape, HeadSlots, KvElement, LayerCache, QueryWindow, Rotate, Staging};
+use super::notes::Notes;
+use super::plan::SpanPlan;
 use super::policy::{HeadMemory, HeadView, Policy, WINDOW, Work};
 use super::redundancy::{UNKNOWN, remap};
 use crate::kernel::panels::LANES;
@@ -42,9 +46,10 @@ impl Scratch {
             rayon::current_num_threads().min(n_layers * n_kv_heads)
         };
         // Keys, values, unit keys and two layouts in panels; a row of weights for each query head
-        // of each query; some ten numbers for each slot; queries and sums.
-        let of_slot = 5 * head_dim + WINDOW * n_groups + 10;
-        let others = WINDOW * n_groups * head_dim + 4 * head_dim;
+        // of each query; some twelve numbers for each slot; queries and sums.
+        let n_queries = WINDOW + if policy.keeps_bank() { BANK } else { 0 };
+        let of_slot = 5 * head_dim + n_queries * n_groups + 12;
+        let others = n_queries * n_groups * head_dim + 4 * head_dim;
         // A buffer that has to grow doubles.
         2 * n_at_once * (n_slots.next_multiple_of(LANES) * of_slot + others) * size_of::<f32>()
     }
@@ -56,68 +61,82 @@ struct HeadScratch {
     keys: Vec<f32>,
     values: Vec<f32>,
     queries: Vec<f32>,
+    bank: Vec<f32>,
     positions: Vec<u32>,
     importance: Vec<f32>,
     matches: Vec<i32>,
     scores: Vec<f32>,
+    choosing: SurvivorWork,
     kept: Vec<u32>,
     n_below: Vec<u32>,
     work: Work,
 }
 
-/// Brings a layer, with a staged block and its first position behind it if there is one, down to
-/// the budget. The layer's capacity must hold the slots that stay.
-#[allow(clippy::too_many_arguments)]
-pub fn compact_layer<E: KvElement>(
-    shape: &CacheShape,
-    budget: Budget,
-    policy: &dyn Policy,
-    layer_idx: usize,
-    layer: &mut LayerCache<E>,
-    staged: Option<(&Staging<E>, u32)>,
-    rope: &dyn Rotate,
-    scratch: &Scratch,
-) {
-    let n_live = layer.n_slots;
-    let n_slots = n_live + staged.map_or(0, |(staged, _)| staged.n_tokens);
-    let protection = policy.protection(budget.n_slots);
-    let (window, slots) = layer.window_and_heads(shape);
-    let score = |head_idx: usize, slots: &HeadSlots<'_, E>, head: &mut HeadScratch| {
-        head.load(shape, slots, n_live, policy.needs_values());
-        if let Some((staged, first_position)) = staged {
-            head.load_staged(shape, head_idx, staged, first_position, policy.needs_values());
-        }
-        head.load_queries(shape, head_idx, window, rope);
-        head.score(shape, policy, layer_idx, head_idx, &window.positions);
-    };
-    let gather = |head_idx: usize, slots: HeadSlots<'_, E>, head: &mut HeadScratch| {
-        survivors(&head.scores, budget.n_slots, protection, &mut head.kept);
-        head.gather(shape, head_idx, slots, n_live, staged.map(|(staged, _)| staged));
-    };
+/// What all layers of a compaction have in common.
+#[derive(Clone, Copy)]
+pub struct Compaction<'a> {
+    pub shape: &'a CacheShape,
+    pub budget: Budget,
+    pub policy: &'a dyn Policy,
+    pub notes: &'a Notes,
+    pub plan: &'a SpanPlan,
+    pub rope: &'a dyn Rotate,
+    pub scratch: &'a Scratch,
+}
 
-    if policy.shares_survivors() {
-        let mut heads: Vec<_> = slots
-            .enumerate()
-            .map(|(head_idx, slots)| {
+impl Compaction<'_> {
+    /// Brings a layer, with a staged block and its first position behind it if there is one, down
+    /// to the budget. The layer's capacity must hold the slots that stay.
+    pub fn run<E: KvElement>(
+        &self,
+        layer_idx: usize,
+        layer: &mut LayerCache<E>,
+        staged: Option<(&Staging<E>, u32)>,
+    ) {
+        let Self { shape, budget, policy, plan, scratch, .. } = *self;
+        let n_live = layer.n_slots;
+        let n_slots = n_live + staged.map_or(0, |(staged, _)| staged.n_tokens);
+        let protection = policy.protection(budget.n_slots);
+        let (asking, slots) = layer.asking_and_heads(shape);
+        let score = |head_idx: usize, slots: &HeadSlots<'_, E>, head: &mut HeadScratch| {
+            head.load(shape, slots, n_live, policy.needs_values());
+            if let Some((staged, first_position)) = staged {
+                head.load_staged(shape, head_idx, staged, first_position, policy.needs_values());
+            }
+            head.load_queries(self, head_idx, asking);
+            head.score(self, layer_idx, head_idx, &asking.0.positions);
+        };
+        let gather = |head_idx: usize, slots: HeadSlots<'_, E>, head: &mut HeadScratch| {
+            let HeadScratch { scores, positions, choosing, kept, .. } = head;
+            let ranked = Ranked { scores, positions, protection, plan };
+            survivors(ranked, budget.n_slots, choosing, kept);
+            head.gather(shape, head_idx, slots, n_live, staged.map(|(staged, _)| staged));
+        };
+
+        if policy.shares_survivors() {
+            let mut heads: Vec<_> = slots
+                .enumerate()
+                .map(|(head_idx, slots)| {
+                    let mut head = scratch.take();
+                    score(head_idx, &slots, &mut head);
+                    (slots, head)
+                })
+                .collect();
+            share_scores(&mut heads);
+            heads.into_par_iter().enumerate().for_each(|(head_idx, (slots, mut head))| {
+                gather(head_idx, slots, &mut head);
+                scratch.give(head);
+            });
+        } else {
+            slots.enumerate().for_each(|(head_idx, slots)| {
                 let mut head = scratch.take();
                 score(head_idx, &slots, &mut head);
-                (slots, head)
-            })
-            .collect();
-        share_scores(&mut heads);
-        heads.into_par_iter().enumerate().for_each(|(head_idx, (slots, mut head))| {
-            gather(head_idx, slots, &mut head);
-            scratch.give(head);
-        });
-    } else {
-        slots.enumerate().for_each(|(head_idx, slots)| {
-            let mut head = scratch.take();
-            score(head_idx, &slots, &mut head);
-            gather(head_idx, slots, &mut head);
-            scratch.give(head);
-        });
+                gather(head_idx, slots, &mut head);
+                scratch.give(head);
+            });
+        }
+        layer.n_slots = n_slots.min(budget.n_slots);
     }
-    layer.n_slots = n_slots.min(budget.n_slots);
 }
 
 impl HeadScratch {
@@ -126,18 +145,20 @@ impl HeadScratch {
             keys,
             values,
             queries,
+            bank,
             positions,
             importance,
             matches,
             scores,
+            choosing,
             kept,
             n_below,
             work,
         } = self;
-        let floats = [keys, values, queries, importance, scores].map(Vec::capacity);
+        let floats = [keys, values, queries, bank, importance, scores].map(Vec::capacity);
         let integers = [positions, kept, n_below].map(Vec::capacity);
         let numbers: usize = floats.iter().chain(&integers).sum();
-        (numbers + matches.capacity()) * size_of::<f32>() + work.bytes()
+        (numbers + matches.capacity()) * size_of::<f32>() + choosing.bytes() + work.bytes()
     }
 
     fn load<E: KvElement>(
@@ -184,30 +205,37 @@ impl HeadScratch {
         self.matches.resize(n_live + n_new, UNKNOWN);
     }
 
-    /// Copies the queries of this head's group and rotates each to its own position.
+    /// Copies the queries of this head's group and rotates each: those of the window to their own
+    /// position, those of the bank to the newest slot's.
     fn load_queries(
         &mut self,
-        shape: &CacheShape,
+        compaction: &Compaction<'_>,
         head_idx: usize,
-        window: &QueryWindow,
-        rope: &dyn Rotate,
+        (window, bank): (&QueryWindow, &QueryBank),
     ) {
-        let group = shape.n_groups * shape.head_dim;
+        let Compaction { shape, policy, rope, .. } = *compaction;
+        let dim = shape.head_dim;
+        let (token, group) = (shape.n_heads() * dim, shape.n_groups * dim);
+        let group = head_idx * group..(head_idx + 1) * group;
         self.queries.clear();
-        let tokens = window.queries.chunks_exact(shape.n_heads() * shape.head_dim);
-        for (token, &position) in tokens.zip(&window.positions) {
+        for (token, &position) in window.queries.chunks_exact(token).zip(&window.positions) {
             let start = self.queries.len();
-            self.queries.extend_from_slice(&token[head_idx * group..(head_idx + 1) * group]);
-            for query in self.queries[start..].chunks_exact_mut(shape.head_dim) {
-                rope.rotate(query, position);
-            }
+            self.queries.extend_from_slice(&token[group.clone()]);
+            self.queries[start..].chunks_exact_mut(dim).for_each(|q| rope.rotate(q, position));
+        }
+        self.bank.clear();
+        let Some(&now) = self.positions.last().filter(|_| policy.keeps_bank()) else { return };
+        for token in bank.queries.chunks_exact(token) {
+            let start = self.bank.len();
+            self.bank.resize(start + group.len(), 0.0);
+            token[group.clone()].convert_to_f32_slice(&mut self.bank[start..]);
+            self.bank[start..].chunks_exact_mut(dim).for_each(|q| rope.rotate(q, now));
         }
     }
 
     fn score(
         &mut self,
-        shape: &CacheShape,
-        policy: &dyn Policy,
+        compaction: &Compaction<'_>,
         layer_idx: usize,
         head_idx: usize,
         query_positions: &[u32],
@@ -221,14 +249,17 @@ impl HeadScratch {
             query_positions,
             positions: &self.positions,
             n_slots,
-            n_groups: shape.n_groups,
-            head_dim: shape.head_dim,
+            n_groups: compaction.shape.n_groups,
+            head_dim: compaction.shape.head_dim,
             n_queries: query_positions.len(),
+            bank: &self.bank,
+            plan: compaction.plan,
+            notes: compaction.notes,
             layer_idx,
             head_idx,
         };
         let memory = HeadMemory { importance: &mut self.importance, matches: &mut self.matches };
-        policy.score(&view, memory, &mut self.work, &mut self.scores);
+        compaction.policy.score(&view, memory, &mut self.work, &mut self.scores);
     }
 
     /// Moves the survivors to the front. They ascend, so no slot is written before it is read.

@@ -6,13 +6,15 @@
 //! grown since it was last frozen differs in its last segment of each layer and in what lies
 //! behind; a store need not write the others again. A segment holds, for each head in turn, keys
 //! `[n, D]`, values `[n, D]`, positions, importance and matches (`[n]` each); a window its
-//! positions, `[n]`, then its queries. All numbers are little-endian.
+//! positions, `[n]`, then its queries; a bank its positions, queries and phases. All numbers are little-endian.
 
 use std::sync::Arc;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, cast_slice};
+use half::f16;
 use serde::{Deserialize, Serialize};
 
+use super::bank::{BANK, Phase};
 use super::budget::Budget;
 use super::kv::{CacheShape, KvCache, KvElement, LayerCache};
 use super::policy::{Policy, WINDOW};
@@ -22,10 +24,11 @@ use super::redundancy;
 pub const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Version of the format; others are refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const SLOTS: u64 = 0;
 const QUERIES: u64 = 1;
+const BANKS: u64 = 2;
 
 const _: () = assert!(cfg!(target_endian = "little"), "chunks are copied as they lie in memory");
 
@@ -49,8 +52,10 @@ pub enum ThawError {
     TrailingMeta(usize),
     #[error("frozen cache has {what} {found}, this session has {expected}")]
     Mismatch { what: &'static str, found: String, expected: String },
-    #[error("frozen cache claims {kept} slots and {n_queries} queries of {logical} tokens")]
-    Counts { kept: u64, n_queries: u64, logical: u64 },
+    #[error(
+        "frozen cache claims {kept} slots, {n_queries} and {n_bank} queries of {logical} tokens"
+    )]
+    Counts { kept: u64, n_queries: u64, n_bank: u64, logical: u64 },
     #[error("frozen cache has {found} bytes in chunks instead of {expected}")]
     Length { found: u64, expected: u64 },
     #[error("frozen cache lacks chunk {key:#x}")]
@@ -76,6 +81,25 @@ struct Meta {
     kept: u64,
     n_compactions: u64,
     n_queries: u64,
+    n_bank: u64,
+}
+
+/// What decides how many bytes a frozen cache has.
+#[derive(Clone, Copy)]
+struct Sizes {
+    n_slots: usize,
+    n_queries: usize,
+    n_bank: usize,
+}
+
+impl Sizes {
+    /// Bytes of all chunks together.
+    fn bytes<E: KvElement>(self, shape: &CacheShape) -> u64 {
+        let row = shape.n_heads() * shape.head_dim;
+        let slots = (self.n_slots as u64).saturating_mul(shape.slot_bytes::<E>() as u64);
+        let queries = self.n_queries * query_bytes(row) + self.n_bank * remembered_bytes(row);
+        slots.saturating_add((shape.n_layers * queries) as u64)
+    }
 }
 
 /// A chunk's key and length, and the slots or bytes of its layer that it holds.
@@ -94,6 +118,7 @@ impl<E: KvElement> KvCache<E> {
 
     /// What the chunks belong to.
     pub fn frozen_meta(&self) -> Vec<u8> {
+        let sizes = self.sizes();
         let meta = Meta {
             shape: self.shape,
             element: E::NAME.to_owned(),
@@ -103,7 +128,8 @@ impl<E: KvElement> KvCache<E> {
             logical: self.logical as u64,
             kept: self.kept() as u64,
             n_compactions: self.n_compactions,
-            n_queries: self.n_queries() as u64,
+            n_queries: sizes.n_queries as u64,
+            n_bank: sizes.n_bank as u64,
         };
         postcard::to_stdvec(&(VERSION, meta))
             .expect("a struct of numbers and short strings serialises")
@@ -111,28 +137,39 @@ impl<E: KvElement> KvCache<E> {
 
     /// The chunks, each made as it is asked for, so that no second copy of the cache is held.
     pub fn frozen_chunks(&self) -> impl Iterator<Item = (u64, Vec<u8>)> + '_ {
-        let slots = slot_parts::<E>(self.shape, self.kept()).map(|part| {
+        all_parts::<E>(self.shape, self.sizes()).map(|part| {
+            let layer = &self.layers[part.layer_idx];
             let mut bytes = Vec::with_capacity(part.n_bytes);
-            self.layers[part.layer_idx].write_slots(&self.shape, part.range, &mut bytes);
+            match part.key >> 56 {
+                SLOTS => layer.write_slots(&self.shape, part.range, &mut bytes),
+                QUERIES => {
+                    let window = &layer.window;
+                    let parts = [cast_slice(&window.positions), cast_slice(&window.queries)];
+                    write_range(parts, part.range, &mut bytes);
+                }
+                _ => {
+                    let bank = &layer.bank;
+                    let parts =
+                        [cast_slice(&bank.positions), cast_slice(&bank.queries), &bank.phases];
+                    write_range(parts, part.range, &mut bytes);
+                }
+            }
             (part.key, bytes)
-        });
-        let queries = query_parts(self.shape, self.n_queries()).map(|part| {
-            let window = &self.layers[part.layer_idx].window;
-            let positions: &[u8] = bytemuck::cast_slice(&window.positions);
-            let queries: &[u8] = bytemuck::cast_slice(&window.queries);
-            let all = positions.iter().chain(queries);
-            (part.key, all.skip(part.range.start).take(part.range.len()).copied().collect())
-        });
-        slots.chain(queries)
+        })
     }
 
     /// Bytes of all chunks together.
     pub fn frozen_bytes(&self) -> u64 {
-        chunk_bytes::<E>(&self.shape, self.kept() as u64, self.n_queries() as u64)
+        self.sizes().bytes::<E>(&self.shape)
     }
 
-    fn n_queries(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.window.positions.len())
+    fn sizes(&self) -> Sizes {
+        let first = self.layers.first();
+        Sizes {
+            n_slots: self.kept(),
+            n_queries: first.map_or(0, |layer| layer.window.positions.len()),
+            n_bank: first.map_or(0, |layer| layer.bank.positions.len()),
+        }
     }
 
     /// The cache that was frozen, if it fits this model, budget and policy.
@@ -160,9 +197,9 @@ pub struct Thaw<E> {
     cache: KvCache<E>,
     /// Chunks that have not come yet.
     expected: Box<dyn Iterator<Item = Part> + Send>,
-    n_queries: usize,
-    /// What has come of one layer's queries.
-    window: Vec<u8>,
+    sizes: Sizes,
+    /// What has come of one layer's window or bank.
+    queries: Vec<u8>,
 }
 
 impl<E: KvElement> Thaw<E> {
@@ -193,29 +230,36 @@ impl<E: KvElement> Thaw<E> {
         same("budget", meta.budget, cache.budget)?;
         same("policy", meta.policy.as_str(), cache.policy.name())?;
         same("policy version", meta.policy_version, cache.policy.version())?;
-        let Meta { kept, n_queries, logical, n_compactions, .. } = meta;
+        let Meta { kept, n_queries, n_bank, logical, n_compactions, .. } = meta;
+        let n_bank_max = if cache.policy.keeps_bank() { BANK as u64 } else { 0 };
         let may_be_fewer = cache.policy.evicts();
         if logical > n_tokens.min(u32::MAX as usize) as u64
             || kept > logical
             || kept > limit as u64
             || (kept < logical && !may_be_fewer)
             || n_queries > logical.min(WINDOW as u64)
+            || n_bank > logical.min(n_bank_max)
         {
-            return Err(ThawError::Counts { kept, n_queries, logical });
+            return Err(ThawError::Counts { kept, n_queries, n_bank, logical });
         }
-        let expected = chunk_bytes::<E>(&shape, kept, n_queries);
+        // All are below 2^32.
+        let sizes = Sizes {
+            n_slots: kept as usize,
+            n_queries: n_queries as usize,
+            n_bank: n_bank as usize,
+        };
+        let expected = sizes.bytes::<E>(&shape);
         if n_bytes != expected {
             return Err(ThawError::Length { found: n_bytes, expected });
         }
-        let (kept, n_queries) = (kept as usize, n_queries as usize);
         cache.logical = logical as usize;
         cache.n_compactions = n_compactions;
         for layer in &mut cache.layers {
-            layer.reserve(&shape, kept, limit);
-            layer.n_slots = kept;
+            layer.reserve(&shape, sizes.n_slots, limit);
+            layer.n_slots = sizes.n_slots;
         }
-        let expected = slot_parts::<E>(shape, kept).chain(query_parts(shape, n_queries));
-        Ok(Self { cache, expected: Box::new(expected), n_queries, window: Vec::new() })
+        let expected = Box::new(all_parts::<E>(shape, sizes));
+        Ok(Self { cache, expected, sizes, queries: Vec::new() })
     }
 
     /// Tokens that the cache has read.
@@ -237,20 +281,33 @@ impl<E: KvElement> Thaw<E> {
             return Err(ThawError::ChunkLength { key, found, expected });
         }
         let shape = self.cache.shape;
+        let row = shape.n_heads() * shape.head_dim;
         let layer = &mut self.cache.layers[part.layer_idx];
         if key >> 56 == SLOTS {
             layer.read_slots(&shape, part.range, bytes);
             return Ok(());
         }
-        self.window.extend_from_slice(bytes);
-        if self.window.len() == self.n_queries * query_bytes(&shape) {
-            let mut window = self.window.as_slice();
-            let n_numbers = self.n_queries * shape.n_heads() * shape.head_dim;
-            layer.window.positions = vec![0; self.n_queries];
-            layer.window.queries = vec![0.0; n_numbers];
-            read(&mut window, &mut layer.window.positions);
-            read(&mut window, &mut layer.window.queries);
-            self.window.clear();
+        self.queries.extend_from_slice(bytes);
+        let Sizes { n_queries, n_bank, .. } = self.sizes;
+        let is_window = key >> 56 == QUERIES;
+        let n_bytes =
+            if is_window { n_queries * query_bytes(row) } else { n_bank * remembered_bytes(row) };
+        if self.queries.len() == n_bytes {
+            let mut from = self.queries.as_slice();
+            if is_window {
+                layer.window.positions = vec![0; n_queries];
+                layer.window.queries = vec![0.0; n_queries * row];
+                read(&mut from, &mut layer.window.positions);
+                read(&mut from, &mut layer.window.queries);
+            } else {
+                layer.bank.positions.resize(n_bank, 0);
+                layer.bank.queries.resize(n_bank * row, f16::ZERO);
+                layer.bank.phases.resize(n_bank, 0);
+                read(&mut from, &mut layer.bank.positions);
+                read(&mut from, &mut layer.bank.queries);
+                read(&mut from, &mut layer.bank.phases);
+            }
+            self.queries.clear();
         }
         Ok(())
     }
@@ -309,6 +366,10 @@ impl<E: KvElement> LayerCache<E> {
         if !ascends_below(&self.window.positions, logical) {
             return Err("query positions");
         }
+        let is_phase = |phase: &u8| usize::from(*phase) < Phase::ALL.len();
+        if !ascends_below(&self.bank.positions, logical) || !self.bank.phases.iter().all(is_phase) {
+            return Err("remembered queries");
+        }
         for head_idx in 0..shape.n_kv_heads {
             let first = head_idx * self.capacity;
             let range = first..first + self.n_slots;
@@ -337,21 +398,23 @@ fn slot_parts<E: KvElement>(
     parts(SLOTS, shape.n_layers, n_slots, per_chunk, slot_bytes)
 }
 
-/// How the query windows of all layers are cut into chunks.
-fn query_parts(shape: CacheShape, n_queries: usize) -> impl Iterator<Item = Part> {
-    parts(QUERIES, shape.n_layers, n_queries * query_bytes(&shape), CHUNK_BYTES, 1)
+/// How the slots, windows and banks of all layers are cut into chunks.
+fn all_parts<E: KvElement>(shape: CacheShape, sizes: Sizes) -> impl Iterator<Item = Part> + use<E> {
+    let row = shape.n_heads() * shape.head_dim;
+    let n_layers = shape.n_layers;
+    slot_parts::<E>(shape, sizes.n_slots)
+        .chain(parts(QUERIES, n_layers, sizes.n_queries * query_bytes(row), CHUNK_BYTES, 1))
+        .chain(parts(BANKS, n_layers, sizes.n_bank * remembered_bytes(row), CHUNK_BYTES, 1))
 }
 
-/// Bytes of one token's queries in one layer, and of its position.
-fn query_bytes(shape: &CacheShape) -> usize {
-    size_of::<u32>() + shape.n_heads() * shape.head_dim * size_of::<f32>()
+/// Bytes of one token's queries in a layer's window, `row` numbers, and of its position.
+fn query_bytes(row: usize) -> usize {
+    size_of::<u32>() + row * size_of::<f32>()
 }
 
-/// Bytes of all chunks of a cache.
-fn chunk_bytes<E: KvElement>(shape: &CacheShape, n_slots: u64, n_queries: u64) -> u64 {
-    let slots = n_slots.saturating_mul(shape.slot_bytes::<E>() as u64);
-    let queries = n_queries.saturating_mul((shape.n_layers * query_bytes(shape)) as u64);
-    slots.saturating_add(queries)
+/// Bytes of one token's queries in a layer's bank, of its position and of its phase.
+fn remembered_bytes(row: usize) -> usize {
+    size_of::<u32>() + row * size_of::<f16>() + 1
 }
 
 fn parts(
@@ -369,6 +432,16 @@ fn parts(
             Part { key, n_bytes: range.len() * unit_bytes, layer_idx, range }
         })
     })
+}
+
+/// Appends the bytes in `range` of `parts`, one behind the other.
+fn write_range<const N: usize>(parts: [&[u8]; N], range: std::ops::Range<usize>, to: &mut Vec<u8>) {
+    let mut first = 0;
+    for part in parts {
+        let within = |at: usize| at.clamp(first, first + part.len()) - first;
+        to.extend_from_slice(&part[within(range.start)..within(range.end)]);
+        first += part.len();
+    }
 }
 
 fn read<T: Pod>(from: &mut &[u8], to: &mut [T]) {
@@ -396,10 +469,10 @@ fn same<T: PartialEq + std::fmt::Debug>(
 
 #[cfg(test)]
 mod tests {
-    use half::f16;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cache::bank::Origin;
     use crate::cache::compress::Scratch;
     use crate::cache::kv::Rotate;
     use crate::cache::policy::by_name;
@@ -426,7 +499,7 @@ mod tests {
             };
             for layer_idx in 0..SHAPE.n_layers {
                 let queries = made(SHAPE.n_heads() * SHAPE.head_dim);
-                cache.layer_mut(layer_idx).observe(&queries, 1, position as u32);
+                cache.observe(layer_idx, &queries, 1, Origin::Written);
                 let key = made(SHAPE.n_kv_heads * SHAPE.head_dim);
                 cache.push(layer_idx, &key, &key);
             }
@@ -456,6 +529,7 @@ mod tests {
             kept,
             n_compactions: 0,
             n_queries,
+            n_bank: 0,
         };
         postcard::to_stdvec(&(VERSION, meta)).unwrap()
     }
@@ -467,7 +541,7 @@ mod tests {
         fn a_thawed_cache_goes_on_as_the_frozen_one_would_have(
             n_before in 0usize..700,
             n_after in 0usize..150,
-            policy in prop::sample::select(vec!["full", "rkv", "gkv", "streaming"]),
+            policy in prop::sample::select(vec!["full", "rkv", "gkv", "agent"]),
         ) {
             let mut cache = cache_of(n_before, policy);
             let frozen = cache.freeze();
@@ -553,8 +627,8 @@ mod tests {
         );
         let found = KvCache::<f32>::thaw(&frozen, SHAPE, BUDGET, rkv()).err().unwrap().to_string();
         assert_eq!(found, r#"frozen cache has element type "f16", this session has "f32""#);
-        let newer = Frozen { meta: vec![2, 9, 9], chunks: Vec::new() };
-        assert!(matches!(thaw(&newer, "rkv"), Err(ThawError::Version { found: 2 })));
+        let newer = Frozen { meta: vec![3, 9, 9], chunks: Vec::new() };
+        assert!(matches!(thaw(&newer, "rkv"), Err(ThawError::Version { found: 3 })));
     }
 
     #[test]

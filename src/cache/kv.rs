@@ -11,8 +11,11 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
+use super::bank::{Origin, QueryBank};
 use super::budget::Budget;
-use super::compress::{self, Scratch};
+use super::compress::{Compaction, Scratch};
+use super::notes::Notes;
+use super::plan::{PINS_PART, SessionView, SpanPlan};
 use super::policy::{Policy, WINDOW};
 use super::redundancy::UNKNOWN;
 
@@ -105,6 +108,9 @@ pub struct KvCache<E> {
     pub(super) budget: Budget,
     pub(super) policy: Arc<dyn Policy>,
     pub(super) layers: Vec<LayerCache<E>>,
+    pub(super) notes: Notes,
+    /// Of the compaction under way, while a block is absorbed layer by layer.
+    plan: SpanPlan,
     pub(super) logical: usize,
     pub(super) n_compactions: u64,
 }
@@ -112,7 +118,8 @@ pub struct KvCache<E> {
 impl<E: KvElement> KvCache<E> {
     pub fn new(shape: CacheShape, budget: Budget, policy: Arc<dyn Policy>) -> Self {
         let layers = (0..shape.n_layers).map(|_| LayerCache::empty()).collect();
-        Self { shape, budget, policy, layers, logical: 0, n_compactions: 0 }
+        let (notes, plan) = (Notes::default(), SpanPlan::default());
+        Self { shape, budget, policy, layers, notes, plan, logical: 0, n_compactions: 0 }
     }
 
     pub fn shape(&self) -> &CacheShape {
@@ -125,6 +132,16 @@ impl<E: KvElement> KvCache<E> {
 
     pub fn policy(&self) -> &Arc<dyn Policy> {
         &self.policy
+    }
+
+    /// What is known of the tokens. It is no part of a frozen cache.
+    pub fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    /// What is known of the tokens from now on.
+    pub fn set_notes(&mut self, notes: Notes) {
+        self.notes = notes;
     }
 
     /// Tokens seen so far: the next token's position.
@@ -157,8 +174,8 @@ impl<E: KvElement> KvCache<E> {
     /// Bytes that the cache holds in memory now, observed queries included.
     pub fn bytes(&self) -> usize {
         let n_slots = self.layers.iter().map(|layer| layer.capacity).sum::<usize>();
-        let windows = self.layers.iter().map(|layer| layer.window.bytes()).sum::<usize>();
-        n_slots * self.shape.layer_slot_bytes::<E>() + windows
+        let queries = self.layers.iter().map(|layer| layer.window.bytes() + layer.bank.bytes());
+        n_slots * self.shape.layer_slot_bytes::<E>() + queries.sum::<usize>()
     }
 
     /// Bytes that the cache will hold at most once `n_tokens` more have been read.
@@ -171,9 +188,20 @@ impl<E: KvElement> KvCache<E> {
         } else {
             layer::grown(n_slots - 1, n_slots, self.limit())
         };
-        let row = self.shape.n_heads() * self.shape.head_dim * size_of::<f32>();
-        let window = WINDOW * (row + size_of::<u32>());
-        capacity * self.shape.slot_bytes::<E>() + self.shape.n_layers * window
+        let row = self.shape.n_heads() * self.shape.head_dim;
+        let window = WINDOW * (row * size_of::<f32>() + size_of::<u32>());
+        let bank = if self.policy.keeps_bank() { QueryBank::max_bytes(row) } else { 0 };
+        capacity * self.shape.slot_bytes::<E>() + self.shape.n_layers * (window + bank)
+    }
+
+    /// Takes in the queries of `n_tokens` from [`Self::logical`] on, `[n, H * G, D]` before RoPE,
+    /// for scoring: those of the last tokens, and some of what the model writes.
+    pub fn observe(&mut self, layer_idx: usize, queries: &[f32], n_tokens: usize, origin: Origin) {
+        let (first, layer) = (self.logical as u32, &mut self.layers[layer_idx]);
+        layer.window.observe(queries, n_tokens, first);
+        if self.policy.keeps_bank() {
+            layer.bank.observe(queries, n_tokens, first, origin, &self.notes);
+        }
     }
 
     /// The most bytes that steps hold beside the cache while it grows to `n_tokens`: a staged
@@ -224,26 +252,30 @@ impl<E: KvElement> KvCache<E> {
     ) {
         let limit = self.limit();
         let first_position = self.logical as u32;
-        let layer = &mut self.layers[layer_idx];
-        if layer.n_slots + staged.n_tokens <= limit {
+        if self.layers[layer_idx].n_slots + staged.n_tokens <= limit {
+            let layer = &mut self.layers[layer_idx];
             layer.reserve(&self.shape, layer.n_slots + staged.n_tokens, limit);
             layer.append(&self.shape, staged, first_position);
-        } else {
-            layer.reserve(&self.shape, limit, limit);
-            let block = Some((staged, first_position));
-            compress::compact_layer(
-                &self.shape,
-                self.budget,
-                &*self.policy,
-                layer_idx,
-                layer,
-                block,
-                rope,
-                scratch,
-            );
-            if layer_idx + 1 == self.shape.n_layers {
-                self.n_compactions += 1;
-            }
+            return;
+        }
+        if layer_idx == 0 {
+            self.plan = self.planned(staged.n_tokens);
+        }
+        let compaction = Compaction {
+            shape: &self.shape,
+            budget: self.budget,
+            policy: &*self.policy,
+            notes: &self.notes,
+            plan: &self.plan,
+            rope,
+            scratch,
+        };
+        let layer = &mut self.layers[layer_idx];
+        layer.reserve(&self.shape, limit, limit);
+        compaction.run(layer_idx, layer, Some((staged, first_position)));
+        if layer_idx + 1 == self.shape.n_layers {
+            self.n_compactions += 1;
+            self.plan = SpanPlan::default();
         }
     }
 
@@ -271,6 +303,7 @@ impl<E: KvElement> KvCache<E> {
             for layer in &mut self.layers {
                 layer.importance.fill(0.0);
                 layer.matches.fill(UNKNOWN);
+                layer.bank = QueryBank::default();
             }
         }
         self.budget = budget;
@@ -287,11 +320,19 @@ impl<E: KvElement> KvCache<E> {
         if !self.policy.evicts() || self.kept() <= self.budget.n_slots {
             return;
         }
-        let (shape, budget, policy) = (&self.shape, self.budget, &*self.policy);
-        let compact = |(layer_idx, layer): (usize, &mut LayerCache<E>)| {
-            compress::compact_layer(shape, budget, policy, layer_idx, layer, None, rope, scratch);
+        let compaction = Compaction {
+            shape: &self.shape,
+            budget: self.budget,
+            policy: &*self.policy,
+            notes: &self.notes,
+            plan: &self.planned(0),
+            rope,
+            scratch,
         };
-        if policy.shares_survivors() {
+        let compact = |(layer_idx, layer): (usize, &mut LayerCache<E>)| {
+            compaction.run(layer_idx, layer, None);
+        };
+        if self.policy.shares_survivors() {
             // Each layer needs buffers for all of its heads at once.
             self.layers.iter_mut().enumerate().for_each(compact);
         } else {
@@ -299,6 +340,15 @@ impl<E: KvElement> KvCache<E> {
             self.layers.par_iter_mut().enumerate().for_each(compact);
         }
         self.n_compactions += 1;
+    }
+
+    /// What is decided on spans before a compaction of the slots and `n_staged` tokens behind them.
+    fn planned(&self, n_staged: usize) -> SpanPlan {
+        let n_read = (self.logical + n_staged) as u32;
+        let (notes, budget) = (&self.notes, self.budget);
+        let view = SessionView { notes, n_read, budget, n_slots: self.kept() + n_staged };
+        let pins = notes.pins(n_read, budget.n_slots / PINS_PART);
+        SpanPlan { pins, n_read, ..self.policy.plan(&view) }
     }
 }
 
@@ -346,6 +396,7 @@ mod tests {
                 + layer.matches.capacity() * size_of::<i32>()
                 + layer.window.positions.capacity() * size_of::<u32>()
                 + layer.window.queries.capacity() * size_of::<f32>()
+                + layer.bank.bytes()
         };
         cache.layers.iter().map(of).sum()
     }

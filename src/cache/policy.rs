@@ -6,9 +6,15 @@
 
 use std::sync::Arc;
 
+use agent::asked::AskedWork;
+use rkv::{Protects, Rkv};
+
 use super::importance::ImportanceWork;
+use super::notes::Notes;
+use super::plan::{SessionView, SpanPlan};
 use super::redundancy::RedundancyWork;
 
+pub mod agent;
 pub mod full;
 pub mod gkv;
 pub mod h2o;
@@ -30,7 +36,10 @@ const TABLE: &[(&str, Make)] = &[
     ("snapkv", || Arc::new(snapkv::SnapKv::default())),
     ("keydiff", || Arc::new(keydiff::KeyDiff)),
     ("rkv", || Arc::new(rkv::Rkv::default())),
+    ("rkv+sinks", || Arc::new(Rkv { protects: Protects::Sinks, ..Rkv::default() })),
+    ("rkv+protected", || Arc::new(Rkv { protects: Protects::AsAgent, ..Rkv::default() })),
     ("gkv", || Arc::new(gkv::Gkv::default())),
+    ("agent", || Arc::new(agent::Agent::default())),
 ];
 
 /// The names of all policies.
@@ -66,6 +75,13 @@ pub struct HeadView<'a> {
     pub n_groups: usize,
     pub head_dim: usize,
     pub n_queries: usize,
+    /// Queries of the session's [`super::bank::QueryBank`], rotated as if they were asked now,
+    /// `[n, G, D]`; empty unless [`Policy::keeps_bank`].
+    pub bank: &'a [f32],
+    /// What was decided for all heads alike.
+    pub plan: &'a SpanPlan,
+    /// What is known of the tokens; [`SpanPlan::n_read`] says what of it holds.
+    pub notes: &'a Notes,
     /// Which layer and KV head this is, for policies that draw random numbers.
     pub layer_idx: usize,
     pub head_idx: usize,
@@ -87,6 +103,7 @@ pub struct HeadMemory<'a> {
 pub struct Work {
     pub importance: ImportanceWork,
     pub redundancy: RedundancyWork,
+    pub asked: AskedWork,
     /// One direction, `[D]`.
     pub anchor: Vec<f32>,
 }
@@ -94,8 +111,9 @@ pub struct Work {
 impl Work {
     /// Bytes that the buffers hold.
     pub(super) fn bytes(&self) -> usize {
-        let Self { importance, redundancy, anchor } = self;
-        importance.bytes() + redundancy.bytes() + anchor.capacity() * size_of::<f32>()
+        let Self { importance, redundancy, asked, anchor } = self;
+        let anchor = anchor.capacity() * size_of::<f32>();
+        importance.bytes() + redundancy.bytes() + asked.bytes() + anchor
     }
 }
 
@@ -118,6 +136,11 @@ pub trait Policy: Send + Sync {
         1
     }
 
+    /// Decides on spans, once a compaction, for all heads of all layers.
+    fn plan(&self, _session: &SessionView<'_>) -> SpanPlan {
+        SpanPlan::default()
+    }
+
     /// Writes a finite score for every slot, `[S]`; higher stays longer. What the scores of
     /// protected slots are does not matter.
     fn score(
@@ -138,6 +161,11 @@ pub trait Policy: Send + Sync {
 
     /// True where [`HeadView::values`] is read.
     fn needs_values(&self) -> bool {
+        false
+    }
+
+    /// True where [`HeadView::bank`] is read.
+    fn keeps_bank(&self) -> bool {
         false
     }
 

@@ -1,13 +1,17 @@
 //! `attar bench`: speed and memory of a model on this machine.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use attar::cache::Budget;
 use attar::cache::policy::{by_name, full::Full};
 use attar::config::{Config, Settings};
+use attar::eval::ingest::ingest;
 use attar::eval::speed::{Bench, Measurement, Setting, SettingName};
+use attar::ingest::formats;
 use attar::model::decoder::Decoder;
 use attar::model::registry;
+use attar::model::tokenizer::Tokenizer;
 use clap::Args;
 use indicatif::ProgressBar;
 
@@ -60,9 +64,10 @@ impl BenchCommand {
         let config = self.settings.clone().check()?;
         local::ensure_model(&config.model)?;
         local::start_compute(&config)?;
-        let decoder = Decoder::load(&registry::resolve(&config.model)?, &mut |_, _| {})?;
+        let path = registry::resolve(&config.model)?;
+        let decoder = Decoder::load(&path, &mut |_, _| {})?;
         self.check(&decoder)?;
-        self.measure(&config, Arc::new(decoder))
+        self.measure(&config, &path, Arc::new(decoder))
     }
 
     /// Says what cannot be measured before the first minute is spent.
@@ -80,7 +85,7 @@ impl BenchCommand {
         Ok(())
     }
 
-    fn measure(&self, config: &Config, decoder: Arc<Decoder>) -> anyhow::Result<()> {
+    fn measure(&self, config: &Config, path: &Path, decoder: Arc<Decoder>) -> anyhow::Result<()> {
         let budget = Budget { n_slots: config.cache.budget, n_buffer: config.cache.buffer };
         let setting = Setting { policy: by_name(&config.cache.policy)?, budget };
         let whole = Setting { policy: Arc::new(Full), budget };
@@ -93,6 +98,9 @@ impl BenchCommand {
         let prefill = bench.prefill(self.prefill)?;
         let Measurement::Prefill { tok_s, .. } = prefill else { unreachable!("it was asked for") };
         report.add(&prefill);
+        report.begin("reading the text");
+        let run = formats::read(super::demo::TRAJECTORY)?.messages;
+        report.add(&ingest(&run, &Tokenizer::load(path)?, tok_s)?);
         for &depth in &self.depths {
             for &n_seqs in &self.seqs {
                 report.begin(&format!("decoding {n_seqs} at depth {depth}"));
@@ -201,6 +209,11 @@ fn row(measured: &Measurement) -> String {
             "capacity",
             format!("{}, {logical} tokens in {}", name(setting), human(*kv_memory)),
             format!("{sessions} sessions of {}", human(*bytes_per_session)),
+        ),
+        Measurement::Ingest { bytes, tokens, ms, mb_s, share } => (
+            "ingest",
+            format!("{} of text, {tokens} tokens left", human(*bytes)),
+            format!("{ms:.1} ms, {mb_s:.0} MB/s, {:.2} % of reading them", 100.0 * share),
         ),
         Measurement::Memory { weight_bytes, peak_bytes } => (
             "memory",

@@ -7,9 +7,10 @@ use std::time::Instant;
 use anyhow::Context;
 use attar::config::Settings;
 use attar::engine::sampler::Sampling;
+use attar::ingest::condense::Condense;
 use attar::ingest::formats::{self, Trajectory};
 use attar::session::Sessions;
-use attar::session::conversation::Conversation;
+use attar::session::conversation::{Conversation, Intake};
 use attar::session::generation::Answer;
 use attar::session::record::BUDGET_MIN;
 use attar::session::registry::Open;
@@ -22,7 +23,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::local;
 
 /// A run of real tools on the small project in `fixtures/projects`.
-const TRAJECTORY: &str = include_str!("../../fixtures/trajectories/tally.json");
+pub(super) const TRAJECTORY: &str = include_str!("../../fixtures/trajectories/tally.json");
 const ANSWER_TOKENS: usize = 160;
 
 /// Replay a recorded agent's run under a quarter of its tokens, answer a question about it, and
@@ -58,7 +59,8 @@ async fn demo(
     eprintln!("loading the model {}", sessions.models().default_name());
     let model = sessions.models().get(sessions.models().default_name()).await?;
     let tools = trajectory.tools.clone().unwrap_or_default();
-    let mut whole = Conversation::new(model, tools.clone());
+    let intake = Intake { condense: Condense::off(), budget: None };
+    let mut whole = Conversation::new(model, tools.clone(), intake)?;
     for message in &trajectory.messages {
         whole.push(message.clone())?;
     }
@@ -79,7 +81,7 @@ async fn demo(
     let session = sessions.open(open).await?.session;
     let mut messages = trajectory.messages;
     let question = messages.pop().context("the demo's trajectory is empty")?;
-    read(sessions, &session, messages, n_tokens).await?;
+    let folded = read(sessions, &session, messages, n_tokens).await?;
     writeln!(stdout(), "\n> {}\n", question.content)?;
     let options = Options {
         max_tokens: ANSWER_TOKENS,
@@ -106,44 +108,50 @@ async fn demo(
         }
     };
     match &*outcome {
-        Ok(answer) => table(sessions, &session, answer, n_tokens, started).await,
+        Ok(answer) => table(sessions, &session, answer, (n_tokens, folded), started).await,
         Err(error) => anyhow::bail!("{error}"),
     }
 }
 
+/// Reads the messages; gives the tokens that need not be read, for they were folded.
 async fn read(
     sessions: &Arc<Sessions>,
     session: &str,
     messages: Vec<attar::trajectory::Message>,
     n_tokens: usize,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<usize> {
     let bar = ProgressBar::new(n_tokens as u64);
     bar.set_style(ProgressStyle::with_template("reading {bar:40} {pos}/{len} tokens {eta}")?);
+    let mut folded = 0;
     for message in messages {
-        sessions.append(session, vec![message]).await?;
+        let (items, _) = sessions.append(session, vec![message]).await?;
+        folded +=
+            items.iter().map(|item| item.n_tokens.saturating_sub(item.n_given)).sum::<usize>();
         let stats = sessions.guard(session).await?.read_all().await?;
-        bar.set_position(stats.logical as u64);
+        bar.set_position((stats.logical + folded) as u64);
     }
     bar.finish_and_clear();
-    Ok(())
+    Ok(folded)
 }
 
 async fn table(
     sessions: &Arc<Sessions>,
     session: &str,
     answer: &Answer,
-    n_tokens: usize,
+    (n_tokens, folded): (usize, usize),
     started: Instant,
 ) -> anyhow::Result<()> {
     let stats = answer.stats;
     let shape = sessions.guard(session).await?.model().decoder.shape();
-    let full = stats.logical as u64 * shape.slot_bytes::<half::f16>() as u64;
+    let n_written = answer.completion_tokens;
+    let full = (n_tokens + n_written) as u64 * shape.slot_bytes::<half::f16>() as u64;
     let saved = 100.0 * (1.0 - stats.bytes as f64 / full as f64);
     let rows = [
         ("policy", format!("{}, budget {}", answer.policy, answer.budget)),
+        ("folded", format!("{folded} of {n_tokens} tokens")),
         (
             "logical tokens",
-            format!("{} ({n_tokens} read, {} written)", stats.logical, answer.completion_tokens),
+            format!("{} ({} read, {n_written} written)", stats.logical, answer.prompt_tokens),
         ),
         ("kept", format!("{} slots of each KV head", stats.kept)),
         ("evicted", (stats.logical - stats.kept).to_string()),

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use attar::config::Config;
 use attar::engine::KvMemory;
+use attar::ingest::formats::{self, Trajectory};
 use attar::model::registry;
 use attar::session::Sessions;
 use attar::session::models::Models;
+use attar::session::registry::Options;
 use attar::store::Store;
 use attar::wire::{Client, socket};
 
@@ -37,7 +39,8 @@ pub fn start_compute(config: &Config) -> anyhow::Result<()> {
 pub fn sessions(config: &Config, store: Store) -> Arc<Sessions> {
     let memory = Arc::new(KvMemory::new(config.kv_memory));
     let models = Arc::new(Models::new(config.model.clone(), memory));
-    Arc::new(Sessions::new(models, store, config.cache.clone()))
+    let options = Options { cache: config.cache.clone(), condense: config.condense.clone() };
+    Arc::new(Sessions::new(models, store, options))
 }
 
 /// Gets the model if it is a known one and not there yet.
@@ -52,6 +55,15 @@ pub fn ensure_model(name: &str) -> anyhow::Result<()> {
         Err(error) => Err(error.into()),
         Ok(_) => Ok(()),
     }
+}
+
+/// Reads a trajectory file in whatever format it is; gives its text as well.
+pub fn read_trajectory(path: &Path) -> anyhow::Result<(String, Trajectory)> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let trajectory = formats::read(&text)
+        .with_context(|| format!("cannot read {} as a trajectory", path.display()))?;
+    Ok((text, trajectory))
 }
 
 /// A connection to the daemon that listens on `path`, or on the default socket.

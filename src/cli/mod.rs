@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod condense;
 pub mod demo;
 pub mod doctor;
 pub mod local;

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context;
 use attar::config::Settings;
-use attar::ingest::formats::{self, Trajectory};
+use attar::ingest::condense::Condense;
+use attar::ingest::formats::Trajectory;
+use attar::ingest::reader::{Anywhere, Reader};
 use attar::session::Sessions;
 use attar::session::registry::Open;
 use attar::store::Store;
+use attar::trajectory::Message;
 use clap::Args;
 use serde_json::json;
 
@@ -32,17 +34,56 @@ pub struct ReplayCommand {
     /// Stop after this many messages.
     #[arg(long, value_name = "N")]
     until_turn: Option<usize>,
+    /// Only fold the text, without a model: what each message is shortened to.
+    #[arg(long)]
+    text_only: bool,
     #[command(flatten)]
     settings: Settings,
 }
 
 impl ReplayCommand {
+    /// Prints what folding makes of each message.
+    fn fold(&self, condense: Condense, messages: &[Message]) -> anyhow::Result<()> {
+        let mut reader = Reader::new(condense)?;
+        if !self.json {
+            let names = ("turn", "role", "characters", "folded", "rules");
+            let (turn, role, characters, folded, rules) = names;
+            writeln!(stdout(), "{turn:>5} {role:<10} {characters:>10} {folded:>8}  {rules}")?;
+        }
+        for (turn, message) in messages.iter().enumerate() {
+            let started = Instant::now();
+            let reading = reader.read(message, &Anywhere);
+            let us = started.elapsed().as_micros() as u64;
+            let role = message.role.as_str();
+            let characters = message.content.chars().count();
+            let given = reading.given.as_ref().map_or(characters, |given| given.chars().count());
+            let folded = characters.saturating_sub(given);
+            let rules: Vec<_> = reading.folds.iter().map(|fold| fold.rule.as_str()).collect();
+            if self.json {
+                let line = json!({
+                    "turn": turn,
+                    "role": role,
+                    "characters": characters,
+                    "folded_characters": folded,
+                    "rules": rules,
+                    "us": us,
+                });
+                writeln!(stdout(), "{line}")?;
+            } else {
+                let rules = rules.join(", ");
+                writeln!(stdout(), "{turn:>5} {role:<10} {characters:>10} {folded:>8}  {rules}")?;
+            }
+        }
+        Ok(())
+    }
+
     pub fn run(self) -> anyhow::Result<()> {
-        let text = std::fs::read(&self.file)
-            .with_context(|| format!("cannot read {}", self.file.display()))?;
-        let trajectory = formats::read(&String::from_utf8_lossy(&text))
-            .with_context(|| format!("cannot read {} as a trajectory", self.file.display()))?;
+        let mut trajectory = local::read_trajectory(&self.file)?.1;
+        trajectory.messages.truncate(self.until_turn.unwrap_or(usize::MAX));
         let config = self.settings.clone().check()?;
+        if self.text_only {
+            return self.fold(config.condense, &trajectory.messages);
+        }
         local::ensure_model(&config.model)?;
         local::start_compute(&config)?;
         let sessions = local::sessions(&config, Store::in_memory());
@@ -59,10 +100,11 @@ impl ReplayCommand {
         if !self.json {
             writeln!(
                 stdout(),
-                "{:>5} {:<10} {:>8} {:>6} {:>8} {:>11} {:>9} {:>8}",
+                "{:>5} {:<10} {:>8} {:>6} {:>6} {:>8} {:>11} {:>9} {:>8}",
                 "turn",
                 "role",
                 "logical",
+                "folded",
                 "kept",
                 "evicted",
                 "compactions",
@@ -70,11 +112,12 @@ impl ReplayCommand {
                 "ms"
             )?;
         }
-        let n_turns = self.until_turn.unwrap_or(usize::MAX);
-        for (turn, message) in trajectory.messages.into_iter().enumerate().take(n_turns) {
+        for (turn, message) in trajectory.messages.into_iter().enumerate() {
             let started = Instant::now();
             let role = message.role.as_str();
-            sessions.append(&opened.session, vec![message]).await?;
+            let (items, _) = sessions.append(&opened.session, vec![message]).await?;
+            let folded: usize =
+                items.iter().map(|item| item.n_tokens.saturating_sub(item.n_given)).sum();
             let stats = sessions.guard(&opened.session).await?.read_all().await?;
             let ms = started.elapsed().as_millis() as u64;
             let evicted = stats.logical - stats.kept;
@@ -85,7 +128,7 @@ impl ReplayCommand {
                     "tokens": {"logical": stats.logical, "kept": stats.kept, "pending": stats.pending},
                     "evicted": evicted,
                     "compactions": stats.compactions,
-                    "folded_tokens": 0,
+                    "folded_tokens": folded,
                     "bytes": stats.bytes,
                     "ms": ms,
                 });
@@ -93,7 +136,7 @@ impl ReplayCommand {
             } else {
                 writeln!(
                     stdout(),
-                    "{turn:>5} {role:<10} {:>8} {:>6} {evicted:>8} {:>11} {:>9} {ms:>8}",
+                    "{turn:>5} {role:<10} {:>8} {folded:>6} {:>6} {evicted:>8} {:>11} {:>9} {ms:>8}",
                     stats.logical,
                     stats.kept,
                     stats.compactions,

@@ -98,6 +98,7 @@ pub struct Generate {
 /// A sequence as its owner hands it to the engine.
 pub struct Feed {
     pub id: SequenceId,
+    /// Notes on tokens that are read in blocks stand in the cache before these are handed over.
     pub resident: Resident,
     /// Tokens that follow what the cache has read.
     pub runs: Vec<Run>,

@@ -1,3 +1,4 @@
 //! Measurements of the whole.
 
+pub mod ingest;
 pub mod speed;

@@ -16,8 +16,10 @@ use crate::engine::{
     Engine, EngineError, Feed, FinishReason, Generate, KvMemory, Listener, Need, Run, SequenceId,
     Verdict,
 };
+use crate::ingest::condense::UnknownRule;
 use crate::model::ModelError;
 use crate::model::decoder::{BLOCK, Decoder, Workspace};
+use crate::model::tokenizer::TokenizerError;
 use crate::store::{Image, ImageError, ImageSource, Store, StoreError, Turn};
 
 /// Compactions that are timed.
@@ -48,6 +50,10 @@ pub enum SpeedError {
     NoImage,
     #[error("the first token never came")]
     NoToken,
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Rule(#[from] UnknownRule),
 }
 
 /// Which slots stay in the caches of a measurement.
@@ -124,6 +130,16 @@ pub enum Measurement {
         restore_ms: f64,
         read_again_ms: f64,
         synthetic: bool,
+    },
+    /// Reading a conversation's text message by message, folding included; and its share of the
+    /// time in which text and tokens are read.
+    Ingest {
+        bytes: usize,
+        /// That are left for the model.
+        tokens: usize,
+        ms: f64,
+        mb_s: f64,
+        share: f64,
     },
     Memory {
         weight_bytes: usize,

@@ -10,6 +10,7 @@ use super::layer::{Layer, Rows};
 use super::rope::Rope;
 use super::tensors::Reader;
 use super::{gguf, safetensors};
+use crate::cache::bank::Origin;
 use crate::cache::compress::Scratch;
 use crate::cache::kv::Staging;
 use crate::cache::{CacheShape, KvCache, KvElement};
@@ -152,8 +153,7 @@ impl Decoder {
         self.begin(tokens, first..first + n_tokens, rows, turns);
         for (layer_idx, layer) in self.layers.iter().enumerate() {
             layer.project(&self.config, rows)?;
-            let layer_cache = cache.layer_mut(layer_idx);
-            layer_cache.observe(&rows.queries, n_tokens, first as u32);
+            cache.observe(layer_idx, &rows.queries, n_tokens, Origin::Read);
             self.rotate(&mut rows.queries, turns);
             self.rotate(&mut rows.keys, turns);
             staging.fill(&shape, &rows.keys, &rows.values, n_tokens);
@@ -230,8 +230,7 @@ impl Decoder {
                 caches.par_iter_mut(),
             );
             sessions.into_par_iter().for_each(|(queries, keys, values, mixed, turns, cache)| {
-                let position = cache.logical() as u32;
-                cache.layer_mut(layer_idx).observe(queries, 1, position);
+                cache.observe(layer_idx, queries, 1, Origin::Written);
                 self.rotate(queries, turns);
                 self.rotate(keys, turns);
                 cache.push(layer_idx, keys, values);

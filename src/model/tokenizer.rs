@@ -50,6 +50,8 @@ pub struct Tokenizer {
     inner: Inner,
     guard: Guard,
     eos_ids: Vec<u32>,
+    /// Bytes of text that each id stands for.
+    text_lens: Vec<u32>,
     bos: String,
     eos: String,
     adds_bos: bool,
@@ -138,10 +140,21 @@ impl Tokenizer {
         let vocabulary = inner.to_string(false).map_err(|error| error.to_string())?;
         hasher.update(vocabulary.as_bytes());
         hasher.update(known.chat_template.as_deref().unwrap_or_default().as_bytes());
+        let mut text_lens = Vec::new();
+        for (token, id) in inner.get_vocab(true) {
+            // A byte-level vocabulary spells each byte with a character of its own.
+            let is_added = added.contains_key(&id);
+            let len = if is_added { token.len() } else { token.chars().count() };
+            if text_lens.len() <= id as usize {
+                text_lens.resize(id as usize + 1, 0);
+            }
+            text_lens[id as usize] = len as u32;
+        }
         Ok(Self {
             guard: Guard::new(added.values().map(|token| token.content.clone())),
             inner,
             eos_ids,
+            text_lens,
             bos: known.bos,
             eos: known.eos,
             adds_bos: known.adds_bos,
@@ -202,6 +215,11 @@ impl Tokenizer {
     /// The id of a token, special or not, by its text in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// Bytes of text that a token stands for; it may begin or end inside a character.
+    pub fn text_len(&self, id: u32) -> usize {
+        self.text_lens.get(id as usize).map_or(0, |&len| len as usize)
     }
 
     /// Tokens in the vocabulary, special ones included.
@@ -386,6 +404,8 @@ mod tests {
         proptest!(|(text in texts)| {
             let plain = tokenizer.encode_plain(&text).unwrap();
             prop_assert_eq!(tokenizer.decode(&plain).unwrap(), &*text);
+            let lens = plain.iter().map(|&id| tokenizer.text_len(id));
+            prop_assert_eq!(lens.sum::<usize>(), text.len());
             let guarded = tokenizer.encode(&tokenizer.guard().protect(&text)).unwrap();
             prop_assert_eq!(guarded, plain);
         });

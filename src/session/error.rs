@@ -3,6 +3,7 @@
 use crate::cache::policy::UnknownPolicy;
 use crate::engine::EngineError;
 use crate::engine::sampler::SamplingError;
+use crate::ingest::condense::UnknownRule;
 use crate::model::ModelError;
 use crate::model::registry::RegistryError;
 use crate::model::tokenizer::TokenizerError;
@@ -20,6 +21,10 @@ pub enum SessionError {
     Busy(String),
     #[error("session `{session}` has no checkpoint `{checkpoint}`")]
     NoCheckpoint { session: String, checkpoint: String },
+    #[error(
+        "session `{session}` has no message with the handle `{handle}`; `session/append` and `session/inspect` give them"
+    )]
+    NoHandle { session: String, handle: String },
     #[error(
         "maximum context length is {limit} tokens, the conversation would have {asked}; open a new session or give less text"
     )]
@@ -55,6 +60,12 @@ pub enum SessionError {
 
 impl From<UnknownPolicy> for SessionError {
     fn from(error: UnknownPolicy) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
+impl From<UnknownRule> for SessionError {
+    fn from(error: UnknownRule) -> Self {
         Self::Invalid(error.to_string())
     }
 }

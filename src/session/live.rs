@@ -12,6 +12,7 @@ use super::record::{self, CacheOptions, Header};
 use crate::cache::freeze::{Thaw, ThawError};
 use crate::cache::{Budget, KvCache, KvElement, policy};
 use crate::engine::{CacheStats, Engine, EngineError, Feed, Granted, Need, Resident, SequenceId};
+use crate::ingest::condense::Condense;
 use crate::store::{ImageSource, Piece, Store, Turn};
 use crate::trajectory::Message;
 
@@ -152,8 +153,9 @@ impl Session {
         Ok((granted.or_make(|| empty), true))
     }
 
-    /// The cache with the tokens that it has not read.
-    pub(super) fn feed(&self, resident: Resident) -> Feed {
+    /// The cache with all that is known of its tokens, and the tokens that it has not read.
+    pub(super) fn feed(&self, mut resident: Resident) -> Feed {
+        resident.cache.set_notes(self.conversation.notes());
         let runs = self.conversation.runs_after(resident.cache.logical());
         Feed { id: self.sequence, resident, runs }
     }
@@ -227,25 +229,41 @@ impl Session {
         blocking(move || Ok(store.overwrite(&id, &header, &entries)?)).await
     }
 
-    /// Keeps the cache under other options from now on.
-    pub async fn configure(&mut self, options: CacheOptions) -> Result<(), SessionError> {
-        // The cache as it stands is brought under the new options; tokens are not read again.
+    /// Keeps the cache, and takes messages in, under other options from now on.
+    pub async fn configure(
+        &mut self,
+        cache: CacheOptions,
+        condense: Condense,
+    ) -> Result<(), SessionError> {
+        let resident = match cache == self.header.cache {
+            true => None,
+            false => self.reconfigure_cache(&cache).await?,
+        };
+        let before = (self.header.cache.clone(), self.header.condense.clone());
+        (self.header.cache, self.header.condense) = (cache, condense);
+        let stored = self.commit(resident, self.conversation.mark()).await;
+        if stored.is_err() {
+            (self.header.cache, self.header.condense) = before;
+        }
+        self.conversation.set_intake(self.header.intake())?;
+        stored
+    }
+
+    /// Brings the cache as it stands under other options; tokens are not read again. None where
+    /// the cache does not fit in memory as it is.
+    async fn reconfigure_cache(
+        &mut self,
+        options: &CacheOptions,
+    ) -> Result<Option<Resident>, SessionError> {
         let budget = Budget { n_slots: options.budget, n_buffer: options.buffer };
         let policy = policy::by_name(&options.policy)?;
         let need = Need::of(&self.empty_cache()?, self.conversation.n_tokens(), true);
-        let resident = match self.read(need).await {
-            Ok(resident) => Some(self.engine().configure(resident, budget, policy).await?),
+        match self.read(need).await {
+            Ok(resident) => Ok(Some(self.engine().configure(resident, budget, policy).await?)),
             // Under the new options it may fit, so it is read again under those.
-            Err(SessionError::Engine(EngineError::KvMemory { .. })) => None,
-            Err(error) => return Err(error),
-        };
-        let before = std::mem::replace(&mut self.header.cache, options);
-        let mark = self.conversation.mark();
-        let stored = self.commit(resident, mark).await;
-        if stored.is_err() {
-            self.header.cache = before;
+            Err(SessionError::Engine(EngineError::KvMemory { .. })) => Ok(None),
+            Err(error) => Err(error),
         }
-        stored
     }
 
     /// Token positions that one head of one layer holds, once all that can be read is read; and

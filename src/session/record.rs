@@ -1,9 +1,15 @@
 //! What is stored of a session's text. JSON, so that a person can read an export.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::conversation::Intake;
 use super::error::SessionError;
+use crate::cache::policy;
+use crate::ingest::condense::Condense;
+use crate::ingest::reader::{Fold, handle};
 use crate::trajectory::Message;
 
 /// Version of [`Header`] and [`Entry`]; another one is refused.
@@ -30,7 +36,7 @@ impl CacheOptions {
     /// # Errors
     /// Says which value is out of bounds, or which policies there are.
     pub fn validate(&self) -> Result<(), SessionError> {
-        crate::cache::policy::by_name(&self.policy)?;
+        policy::by_name(&self.policy)?;
         if !(BUDGET_MIN..=SLOTS_MAX).contains(&self.budget) {
             let budget = self.budget;
             return Err(SessionError::Invalid(format!(
@@ -57,6 +63,9 @@ pub struct Header {
     pub fingerprint: String,
     pub tools: Vec<Value>,
     pub cache: CacheOptions,
+    /// What is folded of messages that come in; those that stand here stay as they are.
+    #[serde(default)]
+    pub condense: Condense,
     /// Milliseconds since 1970.
     pub created_ms: u64,
     pub updated_ms: u64,
@@ -70,7 +79,13 @@ pub struct Header {
 }
 
 impl Header {
-    pub fn new(model: &str, fingerprint: &str, tools: Vec<Value>, cache: CacheOptions) -> Self {
+    pub fn new(
+        model: &str,
+        fingerprint: &str,
+        tools: Vec<Value>,
+        cache: CacheOptions,
+        condense: Condense,
+    ) -> Self {
         let now = now_ms();
         Self {
             version: VERSION,
@@ -78,11 +93,21 @@ impl Header {
             fingerprint: fingerprint.to_owned(),
             tools,
             cache,
+            condense,
             created_ms: now,
             updated_ms: now,
             n_entries: 0,
             turns: 0,
             tokens: 0,
+        }
+    }
+
+    /// How messages are taken in.
+    pub fn intake(&self) -> Intake {
+        let keeps_all = policy::by_name(&self.cache.policy).is_ok_and(|policy| !policy.evicts());
+        Intake {
+            condense: self.condense.clone().known(),
+            budget: (!keeps_all).then_some(self.cache.budget),
         }
     }
 }
@@ -94,11 +119,39 @@ pub struct Entry {
     /// The tokens of a message that was generated here, as they were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated: Option<Vec<u32>>,
+    /// The content that the model was given, where it is not the message's own. What a model has
+    /// read never changes, so this is kept and not made anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<String>,
+    /// How [`Self::given`] came about.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folds: Vec<Fold>,
 }
 
 impl Entry {
-    pub fn given(message: Message) -> Self {
-        Self { message, generated: None }
+    /// The content as the model was given it.
+    pub fn content(&self) -> &str {
+        self.given.as_deref().unwrap_or(&self.message.content)
+    }
+
+    /// The message as the model was given it.
+    pub fn as_given(&self) -> Cow<'_, Message> {
+        let Some(content) = &self.given else { return Cow::Borrowed(&self.message) };
+        let message = &self.message;
+        Cow::Owned(Message {
+            role: message.role,
+            content: content.clone(),
+            reasoning_content: message.reasoning_content.clone(),
+            tool_calls: message.tool_calls.clone(),
+            tool_call_id: message.tool_call_id.clone(),
+            name: message.name.clone(),
+            meta: message.meta.clone(),
+        })
+    }
+
+    /// By which name the message's own content can be had back, where another was given.
+    pub fn handle(&self) -> Option<String> {
+        self.given.as_ref().map(|_| handle(&self.message.content))
     }
 }
 

@@ -16,8 +16,11 @@ use super::live::{Session, blocking};
 use super::models::{Model, Models};
 use super::record::{self, CacheOptions, Entry, Header, Partial};
 use super::slots::{Guard, Place, Slot, Slots, Started};
-use super::turn::{self, Options, check_messages};
+use super::turn::{self, Item, check_messages};
 use crate::engine::{CacheStats, SequenceId};
+use crate::ingest::condense::Condense;
+use crate::ingest::fold::RULES;
+use crate::ingest::reader;
 use crate::store::Store;
 use crate::trajectory::Message;
 
@@ -36,6 +39,7 @@ pub struct Open {
     pub policy: Option<String>,
     pub budget: Option<usize>,
     pub buffer: Option<usize>,
+    pub condense: Option<Condense>,
     /// Reads a session again whose model or tools are no longer the same.
     pub rebuild: bool,
     pub messages: Vec<Message>,
@@ -72,11 +76,19 @@ pub struct Shown {
     pub cached: Option<CacheStats>,
 }
 
+/// How a session's cache is kept and its messages are taken in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub cache: CacheOptions,
+    pub condense: Condense,
+}
+
 /// All sessions of a daemon.
 pub struct Sessions {
     models: Arc<Models>,
     store: Store,
-    defaults: CacheOptions,
+    /// Of new sessions, where they do not say.
+    defaults: Options,
     pub(super) slots: Slots,
     next_sequence: AtomicU64,
     generations: TaskTracker,
@@ -84,7 +96,7 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    pub fn new(models: Arc<Models>, store: Store, defaults: CacheOptions) -> Self {
+    pub fn new(models: Arc<Models>, store: Store, defaults: Options) -> Self {
         Self {
             models,
             store,
@@ -154,7 +166,7 @@ impl Sessions {
                 check_model(header, id, &*self.models.get(name).await?)?;
             }
             check_tools(header, id, request)?;
-            check_cache(header, id, request)?;
+            check_options(header, id, request)?;
             return Ok(Opened {
                 session: id.to_owned(),
                 resumed: true,
@@ -199,17 +211,20 @@ impl Sessions {
     }
 
     async fn create(&self, id: &str, request: &Open) -> Result<(Session, Opened), SessionError> {
+        let defaults = &self.defaults.cache;
         let cache = CacheOptions {
-            policy: request.policy.clone().unwrap_or_else(|| self.defaults.policy.clone()),
-            budget: request.budget.unwrap_or(self.defaults.budget),
-            buffer: request.buffer.unwrap_or(self.defaults.buffer),
+            policy: request.policy.clone().unwrap_or_else(|| defaults.policy.clone()),
+            budget: request.budget.unwrap_or(defaults.budget),
+            buffer: request.buffer.unwrap_or(defaults.buffer),
         };
         cache.validate()?;
+        let condense = request.condense.clone().unwrap_or_else(|| self.defaults.condense.clone());
+        condense.check(RULES)?;
         let name = request.model.as_deref().unwrap_or(self.models.default_name());
         let model = self.models.get(name).await?;
         let tools = request.tools.clone().unwrap_or_default();
-        let header = Header::new(&model.name, &model.fingerprint, tools.clone(), cache);
-        let conversation = Conversation::new(model, tools);
+        let header = Header::new(&model.name, &model.fingerprint, tools.clone(), cache, condense);
+        let conversation = Conversation::new(model, tools, header.intake())?;
         let session = Box::new(self.session(id, header, conversation));
         let (session, taken) = turn::append(session, request.messages.clone()).await?;
         let (stats, _) = session.read_ahead(taken.n_open).await;
@@ -231,7 +246,7 @@ impl Sessions {
         mut header: Header,
         mut entries: Vec<Entry>,
     ) -> Result<(Session, Opened), SessionError> {
-        check_cache(&header, id, request)?;
+        check_options(&header, id, request)?;
         let name = request.model.as_deref().unwrap_or(&header.model);
         let model = self.models.get(name).await?;
         let is_other = model.fingerprint != header.fingerprint;
@@ -249,9 +264,10 @@ impl Sessions {
             entries.iter_mut().for_each(|entry| entry.generated = None);
             header.fingerprint.clone_from(&model.fingerprint);
         }
-        let tools = header.tools.clone();
+        let (tools, intake) = (header.tools.clone(), header.intake());
         let limit = model.decoder.config().context_length;
-        let conversation = blocking(move || Conversation::restore(model, tools, entries)).await?;
+        let restore = move || Conversation::restore(model, tools, intake, entries);
+        let conversation = blocking(restore).await?;
         let asked = conversation.n_tokens() + conversation.n_open_tokens()?;
         if request.rebuild && asked >= limit {
             return Err(SessionError::ContextOverflow { limit, asked });
@@ -317,18 +333,18 @@ impl Sessions {
 
     /// Appends messages; they are read in the background.
     ///
-    /// Gives the tokens of each message's text, and the cache as it stands.
+    /// Gives what became of each message, and the cache as it stands.
     pub async fn append(
         &self,
         id: &str,
         messages: Vec<Message>,
-    ) -> Result<(Vec<usize>, CacheStats), SessionError> {
+    ) -> Result<(Vec<Item>, CacheStats), SessionError> {
         self.refuse_while_shutting_down()?;
         check_messages(&messages)?;
         let guard = self.guard(id).await?;
         let (guard, taken) = turn::append(guard, messages).await?;
         let (stats, _) = guard.read_ahead(taken.n_open).await;
-        Ok((taken.n_tokens, stats))
+        Ok((taken.items, stats))
     }
 
     /// Begins a generation, which runs to its end whoever listens.
@@ -336,7 +352,7 @@ impl Sessions {
         self: &Arc<Self>,
         id: &str,
         messages: Vec<Message>,
-        options: Options,
+        options: turn::Options,
     ) -> Result<Started, SessionError> {
         self.refuse_while_shutting_down()?;
         check_messages(&messages)?;
@@ -382,20 +398,44 @@ impl Sessions {
         }
     }
 
-    /// Changes how a session's cache is kept.
+    /// Changes how a session's cache is kept and its messages are taken in.
     pub async fn configure(
         &self,
         id: &str,
-        change: impl FnOnce(&mut CacheOptions),
-    ) -> Result<CacheOptions, SessionError> {
+        change: impl FnOnce(&mut Options),
+    ) -> Result<Options, SessionError> {
         let mut guard = self.guard(id).await?;
-        let mut options = guard.header.cache.clone();
+        let header = &guard.header;
+        let before = Options { cache: header.cache.clone(), condense: header.condense.clone() };
+        let mut options = before.clone();
         change(&mut options);
-        options.validate()?;
-        if options != guard.header.cache {
-            guard.configure(options).await?;
+        options.cache.validate()?;
+        options.condense.check(RULES)?;
+        if options != before {
+            let Options { cache, condense } = options.clone();
+            guard.configure(cache, condense).await?;
         }
-        Ok(guard.header.cache.clone())
+        Ok(options)
+    }
+
+    /// The content of a message of the session as it came, by its handle; and the message's index.
+    pub async fn recall(&self, id: &str, handle: &str) -> Result<(usize, String), SessionError> {
+        let find = |entries: &[Entry]| {
+            let is_wanted = |entry: &Entry| reader::handle(&entry.message.content) == handle;
+            let index = entries.iter().position(is_wanted)?;
+            Some((index, entries[index].message.content.clone()))
+        };
+        let found = match self.guard(id).await {
+            Ok(session) => find(session.conversation.entries()),
+            Err(SessionError::Closed(_)) => {
+                self.stored(id).await?.and_then(|(_, entries)| find(&entries))
+            }
+            Err(error) => return Err(error),
+        };
+        found.ok_or_else(|| SessionError::NoHandle {
+            session: id.to_owned(),
+            handle: handle.to_owned(),
+        })
     }
 
     /// Stored sessions; checkpoints are left out, and what another version has written.
@@ -530,18 +570,19 @@ fn check_tools(header: &Header, id: &str, request: &Open) -> Result<(), SessionE
     }
 }
 
-/// Whether the request names no other cache options than the session has.
-fn check_cache(header: &Header, id: &str, request: &Open) -> Result<(), SessionError> {
+/// Whether the request names no other options than the session has.
+fn check_options(header: &Header, id: &str, request: &Open) -> Result<(), SessionError> {
     let cache = &header.cache;
     let is_same = request.policy.as_ref().is_none_or(|policy| *policy == cache.policy)
         && request.budget.is_none_or(|budget| budget == cache.budget)
-        && request.buffer.is_none_or(|buffer| buffer == cache.buffer);
+        && request.buffer.is_none_or(|buffer| buffer == cache.buffer)
+        && request.condense.as_ref().is_none_or(|condense| *condense == header.condense);
     if is_same {
         return Ok(());
     }
     Err(SessionError::Invalid(format!(
-        "session `{id}` has policy {}, budget {}, buffer {}; change them with `session/configure`",
-        cache.policy, cache.budget, cache.buffer
+        "session `{id}` has policy {}, budget {}, buffer {}, condense {}; change them with `session/configure`",
+        cache.policy, cache.budget, cache.buffer, header.condense
     )))
 }
 

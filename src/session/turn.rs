@@ -17,6 +17,7 @@ use super::slots::Guard;
 use super::think::{SplitOptions, Splitter};
 use crate::engine::sampler::{Sampler, Sampling};
 use crate::engine::{FinishReason, Finished, Generate, Need, Timing};
+use crate::ingest::reader::Fold;
 use crate::trajectory::{Message, Role};
 
 /// Tokens after which a running generation is logged again.
@@ -92,10 +93,22 @@ pub async fn generate(
 
 /// What came of appended messages.
 pub struct Taken {
-    /// Tokens of each message's text.
-    pub n_tokens: Vec<usize>,
+    /// Of each message.
+    pub items: Vec<Item>,
     /// Tokens of the open group, which nobody reads yet.
     pub n_open: usize,
+}
+
+/// What became of one appended message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// Tokens of the content as it came.
+    pub n_tokens: usize,
+    /// Tokens of the content as the model is given it.
+    pub n_given: usize,
+    pub folds: Vec<Fold>,
+    /// By which name the content can be had back as it came, where another is given.
+    pub handle: Option<String>,
 }
 
 /// Appends messages without an answer. All are stored, or none is.
@@ -133,25 +146,38 @@ impl Session {
     /// Puts messages into tokens.
     fn take_in(&mut self, messages: Vec<Message>) -> Result<(Mark, Taken), SessionError> {
         let mark = self.conversation.mark();
-        let mut n_tokens = Vec::with_capacity(messages.len());
+        let mut items = Vec::with_capacity(messages.len());
         self.is_stale = true;
         let take_in = || {
             for message in messages {
-                n_tokens.push(self.model().tokenizer.encode_plain(&message.content)?.len());
+                let n_tokens = self.model().tokenizer.encode_plain(&message.content)?.len();
                 self.conversation.push(message)?;
+                items.push(self.item(n_tokens)?);
             }
             let n_open = self.conversation.n_open_tokens()?;
             self.check_context(n_open)?;
             Ok(n_open)
         };
         match take_in() {
-            Ok(n_open) => Ok((mark, Taken { n_tokens, n_open })),
+            Ok(n_open) => Ok((mark, Taken { items, n_open })),
             Err(error) => {
                 self.conversation.rewind(mark);
                 self.is_stale = false;
                 Err(error)
             }
         }
+    }
+
+    /// What became of the last message, whose own content has `n_tokens`.
+    fn item(&self, n_tokens: usize) -> Result<Item, SessionError> {
+        let Some(entry) = self.conversation.entries().last() else {
+            return Err(SessionError::Internal("a message that was appended is gone".to_owned()));
+        };
+        let n_given = match &entry.given {
+            Some(given) => self.model().tokenizer.encode_plain(given)?.len(),
+            None => n_tokens,
+        };
+        Ok(Item { n_tokens, n_given, folds: entry.folds.clone(), handle: entry.handle() })
     }
 
     /// Writes a generation down; after this it is there for good.

@@ -28,7 +28,7 @@ impl From<&SessionError> for RpcError {
             SessionError::ModelMismatch { .. } | SessionError::ToolsMismatch(_) => {
                 Self::of(Kind::ModelMismatch, text)
             }
-            SessionError::Invalid(_) => Self::invalid_params(text),
+            SessionError::Invalid(_) | SessionError::NoHandle { .. } => Self::invalid_params(text),
             SessionError::ShuttingDown => Self::of(Kind::ShuttingDown, text),
             SessionError::Registry(_) | SessionError::Model { .. } => {
                 Self::of(Kind::ModelNotFound, text)

@@ -27,6 +27,7 @@ fn every_figure_is_a_json_line() {
     let lines = lines(&["--json", "--budget", "256", "--depths", "0,2048", "--kv-memory", "64MiB"]);
     for (what, figure) in [
         ("prefill", "tok_s"),
+        ("ingest", "mb_s"),
         ("decode", "tok_s"),
         ("compaction", "share"),
         ("first_token", "ms"),

@@ -57,6 +57,11 @@ fn failures_exit_1_with_one_error_line() {
         (&["status"][..], "attar serve"),
         (&["replay", nothing], "nothing"),
         (&["replay", &no_trajectory], "Cargo.toml"),
+        (&["condense", nothing], "nothing"),
+        (&["condense", &no_trajectory], "Cargo.toml"),
+        (&["condense", &trajectory(), "--tokenizer", "unknown"], "unknown"),
+        (&["serve", "--condense", "maybe"], "maybe"),
+        (&["serve", "--condense", "off:nothing"], "nothing"),
         (&["sessions", "show", "unknown"], "unknown"),
         (&["sessions", "delete", "unknown"], "unknown"),
         (&["sessions", "export", "unknown", nothing], "unknown"),
@@ -218,4 +223,77 @@ fn a_chat_starts_a_daemon_where_none_runs() {
         let client = attar::wire::Client::connect(&home.socket()).await.unwrap();
         crate::daemon::Peer(client).ok("daemon/shutdown", json!({})).await;
     });
+}
+
+/// A file of chat messages in which a coloured output comes twice.
+fn repetitive(home: &Home) -> (String, Value) {
+    let numbers = ["one", "two", "three", "four", "five", "six", "seven"];
+    let pairs = numbers.iter().flat_map(|a| numbers.iter().map(move |b| (a, b)));
+    let output: String = pairs.map(|(a, b)| format!("\u{1b}[1m{a}\u{1b}[0m {b}\n")).collect();
+    let run = |id: &str| {
+        let function = json!({"name": "bash", "arguments": "{\"command\": \"make\"}"});
+        let call = json!({"id": id, "type": "function", "function": function});
+        [
+            json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": id, "content": output}),
+        ]
+    };
+    let messages = [run("c1"), run("c2")].concat();
+    let whole = json!({"messages": messages, "unknown": 1e-7});
+    let path = home.dir.path().join("run.json");
+    fs::write(&path, serde_json::to_string_pretty(&whole).unwrap()).unwrap();
+    (path.to_str().unwrap().to_owned(), whole)
+}
+
+#[test]
+fn condense_writes_the_same_file_with_less_in_it() {
+    let home = Home::new();
+    let (file, mut whole) = repetitive(&home);
+    let (code, out, errors) = run(home.attar(&["condense", &file]));
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("2 of 4 messages folded") && errors.contains("terminal"), "{errors}");
+    let short: Value = serde_json::from_str(&out).unwrap();
+    for message in [1, 3] {
+        let content = &short["messages"][message]["content"];
+        assert!(!content.as_str().unwrap().contains('\u{1b}'), "{content}");
+        whole["messages"][message]["content"] = content.clone();
+    }
+    assert_eq!(out, serde_json::to_string_pretty(&whole).unwrap());
+
+    let output = home.dir.path().join("short.json");
+    let tokenizer = crate::tiny::fixture();
+    let args = ["condense", &file, "--json", "--output", output.to_str().unwrap(), "--tokenizer"];
+    let (code, nothing, errors) =
+        run(home.attar(&[&args[..], &[tokenizer.to_str().unwrap()]].concat()));
+    assert_eq!((code, nothing.as_str()), (Some(0), ""), "{errors}");
+    assert_eq!(fs::read_to_string(&output).unwrap(), out);
+    let report: Value = serde_json::from_str(&errors).unwrap();
+    assert!(report["tokens"]["after"].as_u64() < report["tokens"]["before"].as_u64(), "{report}");
+    let (_, again, _) = run(home.attar(&["condense", &file, "--condense", "off"]));
+    assert_eq!(again, fs::read_to_string(&file).unwrap());
+}
+
+#[test]
+fn a_replay_of_the_text_alone_tells_what_each_turn_is_shortened_by() {
+    let home = Home::new();
+    let (file, _) = repetitive(&home);
+    let lines = |args: &[&str]| -> Vec<Value> {
+        let (code, out, errors) = run(home.attar(&[&["replay", &file, "--json"], args].concat()));
+        assert_eq!(code, Some(0), "{errors}");
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let text = lines(&["--text-only"]);
+    assert_eq!(text.len(), 4);
+    assert_eq!(text[1]["rules"], json!(["terminal"]));
+    assert_eq!(text[0]["folded_characters"], 0);
+    let folded = |line: &Value| line["folded_characters"].as_u64().unwrap();
+    assert!(folded(&text[3]) > folded(&text[1]), "{text:?}");
+    let read = lines(&["--policy", "full"]);
+    for (read, text) in read.iter().zip(&text) {
+        let is_folded = folded(text) > 0;
+        assert_eq!(read["folded_tokens"].as_u64().unwrap() > 0, is_folded, "{read} {text}");
+    }
+    let whole = lines(&["--condense", "off", "--until-turn", "2"]);
+    assert_eq!(whole.len(), 2);
+    assert!(whole.iter().all(|line| line["folded_tokens"] == 0), "{whole:?}");
 }

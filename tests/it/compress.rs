@@ -10,7 +10,7 @@ use attar::cache::policy::random::Random;
 use attar::cache::policy::snapkv::SnapKv;
 use attar::cache::policy::{HeadMemory, HeadView, NAMES, Policy, WINDOW, Work, by_name};
 use attar::cache::redundancy::{UNKNOWN, redundancy_pairwise};
-use attar::cache::{Budget, CacheShape, KvCache};
+use attar::cache::{Budget, CacheShape, KvCache, Notes, SpanPlan};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -516,6 +516,9 @@ fn scores_are_finite_where_all_keys_are_equal_or_zero() {
                 n_groups: SHAPE.n_groups,
                 head_dim: SHAPE.head_dim,
                 n_queries,
+                bank: &[],
+                plan: &SpanPlan::default(),
+                notes: &Notes::default(),
                 layer_idx: 0,
                 head_idx: 0,
             };

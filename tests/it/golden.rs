@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use attar::cache::budget::{Ranked, SurvivorWork, survivors};
 use attar::cache::policy::rkv::Rkv;
 use attar::cache::policy::snapkv::SnapKv;
 use attar::cache::policy::{HeadMemory, HeadView, Policy, Protection, WINDOW, Work};
 use attar::cache::redundancy::{self, redundancy, redundancy_pairwise};
-use attar::cache::{budget, policy};
+use attar::cache::{Notes, SpanPlan, policy};
 use safetensors::SafeTensors;
 
 /// One file: made inputs and what the authors' scorers answer to them.
@@ -92,6 +93,9 @@ impl Case {
             n_groups: self.n_groups,
             head_dim: self.dim,
             n_queries: WINDOW,
+            bank: &[],
+            plan: &SpanPlan::default(),
+            notes: &Notes::default(),
             layer_idx: 0,
             head_idx,
         };
@@ -109,7 +113,14 @@ impl Case {
         let scores = self.scores(policy, head_idx);
         let expected = &expected[head_idx * self.budget..(head_idx + 1) * self.budget];
         let mut kept = Vec::new();
-        budget::survivors(&scores, self.budget, policy.protection(self.budget), &mut kept);
+        let positions: Vec<u32> = (0..self.n_slots as u32).collect();
+        let ranked = Ranked {
+            scores: &scores,
+            positions: &positions,
+            protection: policy.protection(self.budget),
+            plan: &SpanPlan::default(),
+        };
+        survivors(ranked, self.budget, &mut SurvivorWork::default(), &mut kept);
         let only = |a: &[u32], b: &[u32]| -> Vec<f32> {
             a.iter().filter(|slot| !b.contains(slot)).map(|&slot| scores[slot as usize]).collect()
         };
@@ -174,7 +185,7 @@ fn redundancy_is_the_authors_in_linear_time_and_by_pairs() {
 #[test]
 fn rkv_scores_and_survivors_are_the_authors() {
     for case in cases() {
-        let rkv = Rkv { lambda: case.lambda };
+        let rkv = Rkv { lambda: case.lambda, ..Rkv::default() };
         let n_past = case.n_slots - WINDOW;
         for (head_idx, expected) in case.score.chunks_exact(n_past).enumerate() {
             // Two terms of either sign: what is left of them is as exact as they were.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{CacheShape, KvElement, QueryWindow, Staging};
+use crate::cache::bank::QueryBank;
 use crate::cache::redundancy::UNKNOWN;
 
 /// Slots by which a layer grows.
@@ -36,6 +37,7 @@ pub struct LayerCache<E> {
     /// See [`super::policy::HeadMemory`], `[H, capacity]`.
     pub(in crate::cache) matches: Vec<i32>,
     pub(in crate::cache) window: QueryWindow,
+    pub(in crate::cache) bank: QueryBank,
     pub(in crate::cache) n_slots: usize,
     pub(in crate::cache) capacity: usize,
 }
@@ -49,6 +51,7 @@ impl<E: KvElement> LayerCache<E> {
             importance: Vec::new(),
             matches: Vec::new(),
             window: QueryWindow::default(),
+            bank: QueryBank::default(),
             n_slots: 0,
             capacity: 0,
         }
@@ -118,11 +121,11 @@ impl<E: KvElement> LayerCache<E> {
         self.capacity = capacity;
     }
 
-    /// The observed queries beside the slots of each head.
-    pub(in crate::cache) fn window_and_heads(
+    /// The observed and the remembered queries beside the slots of each head.
+    pub(in crate::cache) fn asking_and_heads(
         &mut self,
         shape: &CacheShape,
-    ) -> (&QueryWindow, impl IndexedParallelIterator<Item = HeadSlots<'_, E>>) {
+    ) -> ((&QueryWindow, &QueryBank), impl IndexedParallelIterator<Item = HeadSlots<'_, E>>) {
         let vectors = self.capacity * shape.head_dim;
         let heads = (
             self.keys.par_chunks_exact_mut(vectors),
@@ -139,7 +142,7 @@ impl<E: KvElement> LayerCache<E> {
                 importance,
                 matches,
             });
-        (&self.window, heads)
+        ((&self.window, &self.bank), heads)
     }
 
     /// Appends a staged block behind the live slots; room must have been made.

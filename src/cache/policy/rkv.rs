@@ -4,25 +4,50 @@
 //! redundancy`, both softmaxed, for the slots before the window of 8. Where paper and code differ
 //! the code is followed, but for `λ`, which is the paper's.
 
+use super::agent::{self, Agent};
 use super::snapkv::SnapKv;
 use super::{HeadMemory, HeadView, Policy, Protection, WINDOW, Work};
+use crate::cache::plan::{SessionView, SpanPlan};
 use crate::cache::redundancy::redundancy;
 
 /// Importance against redundancy.
 pub struct Rkv {
     /// Weight of importance, in 0..=1. The paper has 0.1, the authors' scripts 0.07.
     pub lambda: f32,
+    pub protects: Protects,
+}
+
+/// What stays besides the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protects {
+    /// Nothing, as published.
+    Window,
+    /// Four sinks: a control that tells what these alone are worth.
+    Sinks,
+    /// All that `agent` protects: a control that tells what its scores are worth.
+    AsAgent,
 }
 
 impl Default for Rkv {
     fn default() -> Self {
-        Self { lambda: 0.1 }
+        Self { lambda: 0.1, protects: Protects::Window }
     }
 }
 
 impl Policy for Rkv {
     fn name(&self) -> &'static str {
-        "rkv"
+        match self.protects {
+            Protects::Window => "rkv",
+            Protects::Sinks => "rkv+sinks",
+            Protects::AsAgent => "rkv+protected",
+        }
+    }
+
+    fn plan(&self, session: &SessionView<'_>) -> SpanPlan {
+        match self.protects {
+            Protects::AsAgent => Agent::default().protected(session),
+            Protects::Window | Protects::Sinks => SpanPlan::default(),
+        }
     }
 
     fn score(
@@ -41,6 +66,10 @@ impl Policy for Rkv {
     }
 
     fn protection(&self, _budget: usize) -> Protection {
-        Protection { n_sinks: 0, n_recent: WINDOW }
+        match self.protects {
+            Protects::Window => Protection { n_sinks: 0, n_recent: WINDOW },
+            Protects::Sinks => Protection { n_sinks: agent::SINKS, n_recent: WINDOW },
+            Protects::AsAgent => Protection { n_sinks: agent::SINKS, n_recent: agent::RECENT },
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{Document, Draft, Format, Reader, call, result, string, text};
+use super::{Document, Draft, Format, Reader, Said, call, result, string, text};
 use crate::trajectory::{Message, Role};
 
 pub(super) const READER: Reader = Reader { format: Format::Atif, is_mine, read };
@@ -24,13 +24,14 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
     match first["steps"].as_array() {
         Some(steps) => {
             for (number, step) in (1..).zip(steps) {
-                add(&mut messages, step).map_err(|reason| (number, reason))?;
+                let at = format!("/steps/{}", number - 1);
+                add(&mut messages, 1, &at, step).map_err(|reason| (number, reason))?;
             }
         }
         None => {
             let steps = document.entries.iter().filter(|(_, entry)| entry["source"].is_string());
             for (line, step) in steps {
-                add(&mut messages, step).map_err(|reason| (*line, reason))?;
+                add(&mut messages, *line, "", step).map_err(|reason| (*line, reason))?;
             }
         }
     }
@@ -41,7 +42,8 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
     })
 }
 
-fn add(messages: &mut Vec<Message>, step: &Value) -> Result<(), String> {
+/// Adds what the step that stands at `pointer` of an entry says and sees.
+fn add(messages: &mut Vec<Said>, entry: usize, pointer: &str, step: &Value) -> Result<(), String> {
     let role = match step["source"].as_str() {
         Some("system") => Role::System,
         Some("user") => Role::User,
@@ -63,11 +65,14 @@ fn add(messages: &mut Vec<Message>, step: &Value) -> Result<(), String> {
         && message.reasoning_content.is_none()
         && message.tool_calls.is_empty();
     if !says_nothing {
-        messages.push(message);
+        let pointer = format!("{pointer}/message");
+        messages.push(Said::at(entry, pointer, &step["message"], message));
     }
     let results = step["observation"]["results"].as_array();
-    messages.extend(
-        results.into_iter().flatten().map(|seen| result(&seen["source_call_id"], &seen["content"])),
-    );
+    messages.extend(results.into_iter().flatten().enumerate().map(|(index, seen)| {
+        let pointer = format!("{pointer}/observation/results/{index}/content");
+        let content = &seen["content"];
+        Said::at(entry, pointer, content, result(&seen["source_call_id"], content))
+    }));
     Ok(())
 }

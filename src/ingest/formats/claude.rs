@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Document, Draft, Format, Reader, call, result, string, text};
+use super::{Document, Draft, Format, Reader, Said, call, result, string, text};
 use crate::trajectory::{Message, Role};
 
 pub(super) const READER: Reader = Reader { format: Format::ClaudeCode, is_mine, read };
@@ -29,29 +29,31 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
     let lines = || document.entries.iter().map(|(_, line)| line);
     let chain = main_chain(document);
     let in_chain = |line: &Value| line["uuid"].as_str().is_none_or(|uuid| chain.contains(uuid));
-    let said: Vec<_> = lines().filter(|line| is_said(line)).collect();
+    let said: Vec<_> = document.entries.iter().filter(|(_, line)| is_said(line)).collect();
     // What belongs to the chain by the answer's id or by the call that it answers.
-    let main = || said.iter().filter(|line| in_chain(line));
+    let main = || said.iter().map(|(_, line)| line).filter(|line| in_chain(line));
     let answers: HashSet<_> = main().filter_map(|line| line["message"]["id"].as_str()).collect();
     let is_of_chain = |line: &Value| {
         in_chain(line) || line["message"]["id"].as_str().is_some_and(|id| answers.contains(id))
     };
     let calls: HashSet<_> = said
         .iter()
+        .map(|(_, line)| line)
         .filter(|line| is_of_chain(line))
-        .flat_map(|line| blocks(line))
+        .flat_map(blocks)
         .filter_map(|block| block["id"].as_str())
         .collect();
     let answers_call = |line: &Value| {
         blocks(line).any(|block| block["tool_use_id"].as_str().is_some_and(|id| calls.contains(id)))
     };
 
-    let mut messages: Vec<Message> = Vec::new();
+    let mut messages: Vec<Said> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
-    for line in said.iter().filter(|line| is_of_chain(line) || answers_call(line)) {
+    let main = said.iter().filter(|(_, line)| is_of_chain(line) || answers_call(line));
+    for (number, line) in main {
         let content = &line["message"]["content"];
         if line["type"] == "user" {
-            add_user(&mut messages, content);
+            add_user(&mut messages, *number, content);
             continue;
         }
         let at = match line["message"]["id"].as_str() {
@@ -59,9 +61,9 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
             None => messages.len(),
         };
         if at == messages.len() {
-            messages.push(Message::text(Role::Assistant, ""));
+            messages.push(Message::text(Role::Assistant, "").into());
         }
-        add_answer(&mut messages[at], content);
+        add_answer(&mut messages[at].message, content);
     }
     let id = |name: &str| lines().find_map(|line| string(&line[name]));
     let id =
@@ -90,14 +92,23 @@ fn blocks(line: &Value) -> impl Iterator<Item = &Value> {
     line["message"]["content"].as_array().into_iter().flatten()
 }
 
-fn add_user(messages: &mut Vec<Message>, content: &Value) {
+fn add_user(messages: &mut Vec<Said>, number: usize, content: &Value) {
+    let at = "/message/content";
     let Some(blocks) = content.as_array() else {
-        return messages.push(Message::text(Role::User, text(content)));
+        let message = Message::text(Role::User, text(content));
+        return messages.push(Said::at(number, at.to_owned(), content, message));
     };
-    for block in blocks {
+    for (index, block) in blocks.iter().enumerate() {
         messages.push(match block["type"].as_str() {
-            Some("tool_result") => result(&block["tool_use_id"], &block["content"]),
-            _ => Message::text(Role::User, text(block)),
+            Some("tool_result") => {
+                let content = &block["content"];
+                let pointer = format!("{at}/{index}/content");
+                Said::at(number, pointer, content, result(&block["tool_use_id"], content))
+            }
+            _ => {
+                let message = Message::text(Role::User, text(block));
+                Said::at(number, format!("{at}/{index}/text"), &block["text"], message)
+            }
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Document, Draft, Format, Reader, message, string, text};
+use super::{Document, Draft, Format, Reader, Said, message, string, text};
 
 pub(super) const READER: Reader = Reader { format: Format::MiniSweAgent, is_mine, read };
 
@@ -24,7 +24,8 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
         if message.reasoning_content.is_none() {
             message.reasoning_content = thoughts(&value["extra"]["response"]);
         }
-        messages.push(message);
+        let pointer = format!("/messages/{}/content", number - 1);
+        messages.push(Said::at(1, pointer, &value["content"], message));
     }
     Ok(Draft { id: string(&root["instance_id"]), tools: None, messages })
 }

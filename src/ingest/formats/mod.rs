@@ -9,7 +9,10 @@ mod claude;
 mod mini;
 mod openai;
 mod openhands;
+mod rewrite;
 mod swe_agent;
+
+pub use rewrite::rewrite;
 
 /// What a trajectory file was written by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,8 +75,50 @@ pub enum FormatError {
 /// The JSON of a file: values with their numbers (of the line or the element) from one.
 struct Document {
     entries: Vec<(usize, Value)>,
-    /// False where the file is one object.
-    is_list: bool,
+    shape: Shape,
+}
+
+/// What a file's JSON is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// One value that is no list.
+    Single,
+    List,
+    /// A value a line.
+    Lines,
+}
+
+/// Where a value stands in a file.
+struct Source {
+    /// Number of the entry.
+    entry: usize,
+    /// JSON pointer (RFC 6901) from the entry to the value.
+    pointer: String,
+}
+
+/// A message, and where its content stands if that is one text of the file.
+struct Said {
+    message: Message,
+    source: Option<Source>,
+}
+
+impl From<Message> for Said {
+    fn from(message: Message) -> Self {
+        Self { message, source: None }
+    }
+}
+
+impl Said {
+    /// A message whose content is `content`, which stands at `pointer` of an entry.
+    fn at(entry: usize, pointer: String, content: &Value, message: Message) -> Self {
+        // The text of an only block, so that the block's other fields stay.
+        let block = content.as_array().and_then(|blocks| match &blocks[..] {
+            [block] => block["text"].as_str(),
+            _ => None,
+        });
+        let pointer = if block.is_some() { pointer + "/0/text" } else { pointer };
+        Self { message, source: Some(Source { entry, pointer }) }
+    }
 }
 
 /// What a format makes of a file, before it has a name.
@@ -81,7 +126,7 @@ struct Document {
 struct Draft {
     id: Option<String>,
     tools: Option<Vec<Value>>,
-    messages: Vec<Message>,
+    messages: Vec<Said>,
 }
 
 /// How one format is recognised and read.
@@ -107,20 +152,26 @@ const READERS: [Reader; 6] = [
 /// # Errors
 /// Where the text is no JSON, no known trajectory, or one without messages.
 pub fn read(text: &str) -> Result<Trajectory, FormatError> {
-    let document = Document::parse(text)?;
-    let Some(Reader { format, read, .. }) = READERS.iter().find(|r| (r.is_mine)(&document)) else {
-        return Err(FormatError::Unknown { seen: document.describe() });
-    };
-    let format = *format;
-    let Draft { id, tools, messages } =
-        read(&document).map_err(|(line, reason)| FormatError::Entry { format, line, reason })?;
-    if messages.is_empty() {
-        return Err(FormatError::Empty { format });
-    }
+    let (format, Draft { id, tools, messages }) = Document::parse(text)?.draft()?;
+    let messages = messages.into_iter().map(|said| said.message).collect();
     Ok(Trajectory { id, format, tools, messages })
 }
 
 impl Document {
+    /// Reads the document in its format.
+    fn draft(&self) -> Result<(Format, Draft), FormatError> {
+        let Some(Reader { format, read, .. }) = READERS.iter().find(|r| (r.is_mine)(self)) else {
+            return Err(FormatError::Unknown { seen: self.describe() });
+        };
+        let format = *format;
+        let draft =
+            read(self).map_err(|(line, reason)| FormatError::Entry { format, line, reason })?;
+        if draft.messages.is_empty() {
+            return Err(FormatError::Empty { format });
+        }
+        Ok((format, draft))
+    }
+
     fn parse(text: &str) -> Result<Self, FormatError> {
         let text = text.trim_start_matches('\u{FEFF}');
         let broken = |line, error: &serde_json::Error| {
@@ -130,9 +181,9 @@ impl Document {
         };
         let error = match serde_json::from_str(text) {
             Ok(Value::Array(values)) => {
-                return Ok(Self { entries: (1..).zip(values).collect(), is_list: true });
+                return Ok(Self { entries: (1..).zip(values).collect(), shape: Shape::List });
             }
-            Ok(value) => return Ok(Self { entries: vec![(1, value)], is_list: false }),
+            Ok(value) => return Ok(Self { entries: vec![(1, value)], shape: Shape::Single }),
             Err(error) => error,
         };
         let mut entries = Vec::new();
@@ -144,13 +195,13 @@ impl Document {
                 Err(error) => return Err(broken(line, &error)),
             }
         }
-        Ok(Self { entries, is_list: true })
+        Ok(Self { entries, shape: Shape::Lines })
     }
 
     /// The file's only object, with its fields; null for a list.
     fn root(&self) -> &Value {
         match self.entries.first() {
-            Some((_, root)) if !self.is_list => root,
+            Some((_, root)) if self.shape == Shape::Single => root,
             _ => &Value::Null,
         }
     }

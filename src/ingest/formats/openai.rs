@@ -1,6 +1,8 @@
 //! Chat messages of the OpenAI API.
 
-use super::{Document, Draft, Format, Reader, message, string};
+use serde_json::Value;
+
+use super::{Document, Draft, Format, Reader, Said, message, string};
 
 pub(super) const READER: Reader = Reader { format: Format::OpenAi, is_mine, read };
 
@@ -11,15 +13,21 @@ fn is_mine(document: &Document) -> bool {
 
 fn read(document: &Document) -> Result<Draft, (usize, String)> {
     let root = document.root();
+    let read = |number, entry, pointer, value: &Value| match message(value) {
+        Ok(message) => Ok(Said::at(entry, pointer, &value["content"], message)),
+        Err(reason) => Err((number, reason)),
+    };
     let messages: Result<Vec<_>, _> = match root["messages"].as_array() {
         Some(messages) => (1..)
             .zip(messages)
-            .map(|(number, value)| message(value).map_err(|reason| (number, reason)))
+            .map(|(number, value)| {
+                read(number, 1, format!("/messages/{}/content", number - 1), value)
+            })
             .collect(),
         None => document
             .entries
             .iter()
-            .map(|(line, value)| message(value).map_err(|reason| (*line, reason)))
+            .map(|(number, value)| read(*number, *number, "/content".to_owned(), value))
             .collect(),
     };
     Ok(Draft {

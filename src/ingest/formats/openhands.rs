@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{Document, Draft, Format, Reader, call, message, result, string, text};
+use super::{Document, Draft, Format, Reader, Said, call, message, result, string, text};
 use crate::trajectory::{Message, Role};
 
 pub(super) const READER: Reader = Reader { format: Format::OpenHands, is_mine, read };
@@ -25,12 +25,14 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
         let args = &event["args"];
         match (event["action"].as_str(), event["observation"].as_str()) {
             (Some("system"), _) => {
-                messages.push(Message::text(Role::System, text(&args["content"])));
+                messages.push(Message::text(Role::System, text(&args["content"])).into());
                 draft.tools = args["tools"].as_array().cloned();
             }
             (Some("message"), _) => {
                 let role = if event["source"] == "user" { Role::User } else { Role::Assistant };
-                messages.push(Message::text(role, text(&args["content"])));
+                let message = Message::text(role, text(&args["content"]));
+                let pointer = "/args/content".to_owned();
+                messages.push(Said::at(*line, pointer, &args["content"], message));
             }
             (Some("recall" | "change_agent_state" | "null"), _) => {}
             (Some(_), _) if call_id.is_string() => {
@@ -39,7 +41,7 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
                 let id = response["id"].as_str().unwrap_or_default();
                 if id.is_empty() || answers.insert(id) {
                     let answer = message(&response["choices"][0]["message"]);
-                    messages.push(answer.map_err(|reason| (*line, reason))?);
+                    messages.push(answer.map_err(|reason| (*line, reason))?.into());
                 }
             }
             (Some(action), _) if event["source"] == "agent" => {
@@ -49,10 +51,12 @@ fn read(document: &Document) -> Result<Draft, (usize, String)> {
                     args.remove("thought");
                 }
                 message.tool_calls.push(call(&Value::Null, &action.into(), &args));
-                messages.push(message);
+                messages.push(message.into());
             }
             (None, Some(kind)) if kind != "agent_state_changed" && kind != "null" => {
-                messages.push(result(call_id, &event["content"]));
+                let seen = &event["content"];
+                let pointer = "/content".to_owned();
+                messages.push(Said::at(*line, pointer, seen, result(call_id, seen)));
             }
             _ => {}
         }

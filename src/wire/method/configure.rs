@@ -3,8 +3,9 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::open::{CacheParams, Condense};
+use super::open::CacheParams;
 use super::{Daemon, params};
+use crate::ingest::condense::Condense;
 use crate::wire::Call;
 use crate::wire::rpc::RpcError;
 
@@ -14,24 +15,26 @@ struct Params {
     session: String,
     #[serde(default)]
     cache: CacheParams,
-    #[serde(default)]
-    condense: Condense,
+    condense: Option<Condense>,
 }
 
 pub(super) async fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
     let params: Params = params(call)?;
     params.cache.check()?;
-    params.condense.check()?;
-    let cache = params.cache;
+    let Params { session, cache, condense } = params;
     let in_force = daemon
         .sessions
-        .configure(&params.session, |options| {
+        .configure(&session, |options| {
+            let before = &mut options.cache;
             if let Some(policy) = cache.policy {
-                options.policy = policy;
+                before.policy = policy;
             }
-            options.budget = cache.budget.unwrap_or(options.budget);
-            options.buffer = cache.buffer.unwrap_or(options.buffer);
+            before.budget = cache.budget.unwrap_or(before.budget);
+            before.buffer = cache.buffer.unwrap_or(before.buffer);
+            if let Some(condense) = condense {
+                options.condense = condense;
+            }
         })
         .await?;
-    Ok(json!({"session": params.session, "cache": in_force, "condense": "off"}))
+    Ok(json!({"session": session, "cache": in_force.cache, "condense": in_force.condense}))
 }

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Daemon, METHODS, downloaded, params};
+use crate::ingest::fold::RULES;
 use crate::wire::Call;
 use crate::wire::rpc::{Kind, RpcError};
 
@@ -29,6 +30,7 @@ pub(super) fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
         }
         call.connection.authorize();
     }
+    let rules: Vec<_> = RULES.iter().map(|rule| rule.name()).collect();
     Ok(json!({
         "server": {"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")},
         "protocol": PROTOCOL,
@@ -36,6 +38,7 @@ pub(super) fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
         "capabilities": {
             "methods": METHODS,
             "policies": crate::cache::policy::NAMES,
+            "condense": rules,
             "reasoning_control": ["off"],
             "inspect": ["spans", "kept"],
             "response_format": ["text"],

@@ -4,6 +4,7 @@ mod append;
 mod attach;
 mod cancel;
 mod checkpoint;
+mod condense;
 mod configure;
 mod daemon;
 mod fork;
@@ -13,6 +14,7 @@ mod inspect;
 mod manage;
 mod model;
 mod open;
+mod recall;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,11 +54,13 @@ pub const METHODS: &[&str] = &[
     "session/checkpoint",
     "session/rollback",
     "session/fork",
+    "session/recall",
     "session/inspect",
     "session/list",
     "session/show",
     "session/close",
     "session/delete",
+    "context/condense",
     "model/list",
     "model/load",
     "model/unload",
@@ -99,11 +103,13 @@ impl Daemon {
             "session/checkpoint" => checkpoint::checkpoint(self, call).await,
             "session/rollback" => checkpoint::rollback(self, call).await,
             "session/fork" => fork::call(self, call).await,
+            "session/recall" => recall::call(self, call).await,
             "session/inspect" => inspect::call(self, call).await,
             "session/list" => manage::list(self, call).await,
             "session/show" => manage::show(self, call).await,
             "session/close" => manage::close(self, call).await,
             "session/delete" => manage::delete(self, call).await,
+            "context/condense" => condense::call(self, call).await,
             "model/list" => model::list(self, call),
             "model/load" => model::load(self, call).await,
             "model/unload" => model::unload(self, call).await,

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Daemon, params, tokens};
+use crate::ingest::condense::Condense;
 use crate::session::registry::{Open, Opened};
 use crate::trajectory::Message;
 use crate::wire::Call;
@@ -19,8 +20,7 @@ struct Params {
     tools: Option<Vec<Value>>,
     #[serde(default)]
     cache: CacheParams,
-    #[serde(default)]
-    condense: Condense,
+    condense: Option<Condense>,
     #[serde(default)]
     rebuild: bool,
 }
@@ -46,29 +46,9 @@ impl CacheParams {
     }
 }
 
-/// Whether tool output is folded when it comes in. This build reads it as it is.
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Condense {
-    On,
-    #[default]
-    Off,
-}
-
-impl Condense {
-    /// Refuses what this build lacks.
-    pub(super) fn check(self) -> Result<(), RpcError> {
-        match self {
-            Self::Off => Ok(()),
-            Self::On => Err(RpcError::invalid_params("`condense: \"on\"` is not in this build")),
-        }
-    }
-}
-
 pub(super) async fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError> {
     let params: Params = params(call)?;
     params.cache.check()?;
-    params.condense.check()?;
     let opened = daemon
         .sessions
         .open(Open {
@@ -78,6 +58,7 @@ pub(super) async fn call(daemon: &Daemon, call: &Call) -> Result<Value, RpcError
             policy: params.cache.policy,
             budget: params.cache.budget,
             buffer: params.cache.buffer,
+            condense: params.condense,
             rebuild: params.rebuild,
             messages: params.messages,
         })

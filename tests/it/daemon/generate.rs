@@ -114,7 +114,16 @@ async fn results_have_every_field_with_its_type() {
             json!({"session": "a"}),
             &[("/history", "list"), ("/model", "text"), ("/tokens", "count"), ("/turns", "count")],
         ),
-        ("session/inspect", json!({"session": "a", "what": "spans"}), &[("/spans", "list")]),
+        (
+            "session/inspect",
+            json!({"session": "a", "what": "spans"}),
+            &[("/spans", "list"), ("/messages/0/given_bytes", "count")],
+        ),
+        (
+            "context/condense",
+            json!({"messages": user("hello")}),
+            &[("/messages", "list"), ("/report/characters/after", "count")],
+        ),
         ("session/inspect", json!({"session": "a", "what": "kept"}), &[("/kept", "list")]),
         ("session/close", json!({"session": "a"}), &[("/session", "text")]),
         ("session/delete", json!({"session": "a"}), &[("/session", "text")]),

@@ -114,7 +114,7 @@ async fn inspection_shows_what_every_head_kept() {
         assert_eq!(positions.len() as u64, shown["cached"]["kept"].as_u64().unwrap());
     }
     let spans = peer.ok("session/inspect", json!({"session": "a", "what": "spans"})).await;
-    let roles: Vec<_> = spans["spans"].as_array().unwrap().iter().map(|s| &s["role"]).collect();
+    let roles: Vec<_> = spans["messages"].as_array().unwrap().iter().map(|s| &s["role"]).collect();
     assert_eq!(roles, ["user", "assistant"]);
     for what in [
         json!({"session": "a", "what": "kept", "layer": 2}),
