@@ -19,6 +19,7 @@ pub mod full;
 pub mod gkv;
 pub mod h2o;
 pub mod keydiff;
+pub mod longflow;
 pub mod random;
 pub mod rkv;
 pub mod snapkv;
@@ -33,6 +34,7 @@ const TABLE: &[(&str, Make)] = &[
     ("random", || Arc::new(random::Random::default())),
     ("h2o", || Arc::new(h2o::H2o)),
     ("tova", || Arc::new(tova::Tova)),
+    ("longflow", || Arc::new(longflow::LongFlow)),
     ("snapkv", || Arc::new(snapkv::SnapKv::default())),
     ("keydiff", || Arc::new(keydiff::KeyDiff)),
     ("rkv", || Arc::new(rkv::Rkv::default())),

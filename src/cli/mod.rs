@@ -5,6 +5,7 @@ pub mod chat;
 pub mod condense;
 pub mod demo;
 pub mod doctor;
+pub mod eval;
 pub mod local;
 pub mod model;
 pub mod replay;

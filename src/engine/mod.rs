@@ -21,6 +21,7 @@ pub use memory::{Granted, KvMemory, Need, Resident};
 use plan::Pending;
 use sampler::Sampler;
 use sequence::{Job, Sequence};
+pub(crate) use step::make_room_for;
 
 /// Commands that may wait for the engine before their senders do.
 const COMMANDS_MAX: usize = 1_024;

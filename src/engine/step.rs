@@ -332,7 +332,7 @@ impl Loop {
 
 /// Compacts where `token` would find no slot, and early before a tool call, so that none of the
 /// call's own tokens falls behind a compaction in its middle. Depends on nothing but the tokens.
-fn make_room_for(
+pub(crate) fn make_room_for(
     token: u32,
     tool_call_token: Option<u32>,
     cache: &mut KvCache<f16>,

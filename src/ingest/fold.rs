@@ -38,6 +38,11 @@ const AGAIN: usize = 8;
 /// Bytes that a note on seen lines has to save, for what it points to has to be kept.
 const WORTH: usize = 100;
 
+/// Whether a text was folded before: what stands in it then is left as it is.
+pub(super) fn is_folded(text: &str) -> bool {
+    text.lines().any(note::is_note)
+}
+
 /// One way to say the same in less.
 pub trait Rule: Send + Sync {
     /// The name by which it is switched off and reported.

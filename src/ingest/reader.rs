@@ -2,7 +2,7 @@
 
 use super::classify::{self, Classified};
 use super::condense::{Condense, UnknownRule};
-use super::fold::{RULES, Rule};
+use super::fold::{self, RULES, Rule};
 use super::history::{History, Output, Place};
 use super::span::{Kind, Part, Span};
 use crate::trajectory::Message;
@@ -171,6 +171,9 @@ impl Reader {
         folds: &mut Vec<Fold>,
     ) -> String {
         let mut text = text.to_owned();
+        if fold::is_folded(&text) {
+            return text;
+        }
         for rule in &self.rules {
             let Some(folded) = rule.fold(span, &text, &self.history) else { continue };
             let is_shorter = folded.text.len() < text.len();

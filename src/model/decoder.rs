@@ -21,6 +21,19 @@ use crate::kernel::norm::rms_norm;
 /// Tokens that [`Decoder::prefill`] reads at most at once.
 pub const BLOCK: usize = 256;
 
+/// Tokens that [`Decoder::replay`] takes at most at once: weights that are floats come out slightly
+/// different in larger blocks.
+pub(crate) const REPLAYED: usize = 16;
+
+/// Which tokens' logits a block is read for.
+enum Wanted<'a> {
+    Nobodys,
+    /// `[vocab]`
+    Last(&'a mut Vec<f32>),
+    /// `[T, vocab]`
+    All(&'a mut Vec<f32>),
+}
+
 /// Everything that a step writes besides caches; one for all sessions, and once it has grown,
 /// steps allocate nothing.
 #[derive(Default)]
@@ -131,16 +144,42 @@ impl Decoder {
         work: &mut Workspace<E>,
         logits: Option<&mut Vec<f32>>,
     ) -> Result<(), ModelError> {
+        let wanted = logits.map_or(Wanted::Nobodys, Wanted::Last);
         // Inside the pool, where a step's many short parallel loops start fastest.
-        rayon::scope(|_| self.prefill_in_pool(tokens, cache, work, logits))
+        rayon::scope(|_| self.prefill_in_pool(tokens, Origin::Read, cache, work, wanted))
     }
 
-    fn prefill_in_pool<E: KvElement>(
+    /// Takes up to 16 tokens of one sequence at once, and writes the logits of each, `[T, vocab]`,
+    /// where they are asked for. What comes out has the same bits as with a step of
+    /// [`Self::decode`] for each token, if the cache has slots for all of them.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn replay<E: KvElement>(
         &self,
         tokens: &[u32],
         cache: &mut KvCache<E>,
         work: &mut Workspace<E>,
         logits: Option<&mut Vec<f32>>,
+    ) -> Result<(), ModelError> {
+        let n_tokens = tokens.len();
+        if n_tokens > REPLAYED {
+            return Err(ModelError::BlockLength { n_tokens, max: REPLAYED });
+        }
+        if n_tokens > cache.limit() - cache.kept() {
+            return Err(ModelError::CacheFull { n_slots: cache.kept() });
+        }
+        let wanted = logits.map_or(Wanted::Nobodys, Wanted::All);
+        rayon::scope(|_| self.prefill_in_pool(tokens, Origin::Written, cache, work, wanted))
+    }
+
+    fn prefill_in_pool<E: KvElement>(
+        &self,
+        tokens: &[u32],
+        origin: Origin,
+        cache: &mut KvCache<E>,
+        work: &mut Workspace<E>,
+        wanted: Wanted<'_>,
     ) -> Result<(), ModelError> {
         let (n_tokens, first) = (tokens.len(), cache.logical());
         if !(1..=BLOCK).contains(&n_tokens) {
@@ -153,7 +192,7 @@ impl Decoder {
         self.begin(tokens, first..first + n_tokens, rows, turns);
         for (layer_idx, layer) in self.layers.iter().enumerate() {
             layer.project(&self.config, rows)?;
-            cache.observe(layer_idx, &rows.queries, n_tokens, Origin::Read);
+            cache.observe(layer_idx, &rows.queries, n_tokens, origin);
             self.rotate(&mut rows.queries, turns);
             self.rotate(&mut rows.keys, turns);
             staging.fill(&shape, &rows.keys, &rows.values, n_tokens);
@@ -166,18 +205,19 @@ impl Decoder {
             attend(&attention, &rows.queries, n_tokens, self.scale(), mass, &mut rows.mixed);
             staging.importance = importance;
             cache.absorb(layer_idx, staging, &self.rope, scratch);
-            if layer_idx + 1 == self.layers.len() {
+            let is_last = layer_idx + 1 == self.layers.len();
+            if is_last && !matches!(wanted, Wanted::All(_)) {
                 // No other token's output is of use behind the last attention.
                 rows.keep_last(&self.config);
             }
-            if layer_idx + 1 < self.layers.len() || logits.is_some() {
+            if !is_last || !matches!(wanted, Wanted::Nobodys) {
                 layer.finish(&self.config, rows)?;
             }
         }
         cache.advance(n_tokens);
-        match logits {
-            Some(logits) => Ok(self.project_out(rows, logits)?),
-            None => Ok(()),
+        match wanted {
+            Wanted::Nobodys => Ok(()),
+            Wanted::Last(logits) | Wanted::All(logits) => Ok(self.project_out(rows, logits)?),
         }
     }
 

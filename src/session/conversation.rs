@@ -12,12 +12,13 @@ use serde_json::Value;
 use super::error::SessionError;
 use super::layout::Layout;
 use super::models::Model;
-use super::notes::Described;
+use super::notes::{self, Described};
 use super::pins::{Pin, PinRoom, Pins};
 use super::record::Entry;
 use crate::cache::notes::Notes;
 use crate::engine::{Run, RunKind};
 use crate::ingest::condense::Condense;
+use crate::ingest::prior::Evidence;
 use crate::ingest::reader::{self, Reader};
 use crate::ingest::span::{Part, Span};
 use crate::trajectory::{Message, Role};
@@ -59,6 +60,8 @@ pub struct Conversation {
     spans: Vec<Vec<Span>>,
     layout: Layout,
     pins: Pins,
+    /// Of the messages that have tokens.
+    evidence: Evidence,
     /// In the order in which the model reads them; none is merged with another.
     runs: Vec<Run>,
     /// What the cache is told with each run.
@@ -83,6 +86,7 @@ impl Conversation {
             spans: Vec::new(),
             layout: Layout::default(),
             pins: Pins::default(),
+            evidence: Evidence::default(),
             runs: Vec::new(),
             notes: Vec::new(),
             n_tokens: 0,
@@ -271,6 +275,11 @@ impl Conversation {
         self.spans.truncate(mark.n_entries);
         self.layout.truncate(mark.n_entries - mark.n_open);
         self.pins.truncate(mark.n_pins);
+        self.evidence = Evidence::default();
+        let n_closed = mark.n_entries - mark.n_open;
+        for (entry, spans) in self.entries.iter().zip(&self.spans).take(n_closed) {
+            notes::observe(&mut self.evidence, entry.content(), spans);
+        }
         self.runs.truncate(mark.n_runs);
         self.notes.truncate(mark.n_runs);
         self.n_tokens = self.runs.iter().map(|run| run.tokens.len()).sum();
@@ -332,6 +341,9 @@ impl Conversation {
     /// Tells the cache with the last run of the messages from `first` on, which have their tokens
     /// now; it may know from position `at` on.
     fn note(&mut self, first: usize, at: usize, lines: Vec<u32>) {
+        for (entry, spans) in self.entries.iter().zip(&self.spans).skip(first) {
+            notes::observe(&mut self.evidence, entry.content(), spans);
+        }
         let is_answer = |entry: &&Entry| entry.message.role == Role::Assistant;
         let described = Described {
             layout: &self.layout,
@@ -341,6 +353,7 @@ impl Conversation {
             messages: first..self.entries.len(),
             at,
             turn: self.entries[..first].iter().filter(is_answer).count() as u32,
+            evidence: &self.evidence,
         };
         let notes = described.notes(self.pins.since(at), lines);
         if let Some(last) = self.notes.last_mut() {

@@ -115,6 +115,28 @@ impl Layout {
         };
         group.tokens(&(place(bytes.start)..place(bytes.end)))
     }
+
+    /// The position of the first token that holds some bytes of a message's content, and where
+    /// each of the tokens lies among those bytes. None as with [`Self::tokens`].
+    pub fn token_bytes(
+        &self,
+        message_idx: usize,
+        bytes: &Range<usize>,
+    ) -> Option<(u32, Vec<(usize, usize)>)> {
+        let tokens = self.tokens(message_idx, Part::Content, bytes)?;
+        let texts = self.messages.get(message_idx)?;
+        let (group, found) = (self.groups.get(texts.group_idx)?, texts.content.as_ref()?);
+        let first = (found.bytes.start + bytes.start).saturating_sub(found.n_trimmed);
+        let within = |end: u32| (end as usize).saturating_sub(first).min(bytes.len());
+        let idx = tokens.start as usize - group.first_token;
+        let mut start = idx.checked_sub(1).map_or(0, |before| within(group.ends[before]));
+        let ends = &group.ends[idx..idx + tokens.len()];
+        let placed = ends.iter().map(|&end| {
+            let end = within(end);
+            (std::mem::replace(&mut start, end), end)
+        });
+        Some((tokens.start, placed.collect()))
+    }
 }
 
 impl Group {
@@ -150,11 +172,11 @@ fn find(text: &str, from: usize, wanted: &str) -> Option<Found> {
     if trimmed.is_empty() {
         return None;
     }
-    let whole = memmem::find(text[from..].as_bytes(), wanted.as_bytes());
+    let whole = memmem::find(&text.as_bytes()[from..], wanted.as_bytes());
     let (at, len, n_trimmed) = match whole {
         Some(at) => (at, wanted.len(), 0),
         None => {
-            let at = memmem::find(text[from..].as_bytes(), trimmed.as_bytes())?;
+            let at = memmem::find(&text.as_bytes()[from..], trimmed.as_bytes())?;
             (at, trimmed.len(), wanted.len() - wanted.trim_start().len())
         }
     };

@@ -8,10 +8,15 @@ use std::ops::Range;
 use super::layout::Layout;
 use super::pins::Pin;
 use super::record::Entry;
-use crate::cache::notes::{Event, Kind, Notes, Span as TokenSpan, What};
+use crate::cache::notes::{Event, Kind, Notes, Priors, Span as TokenSpan, What};
 use crate::ingest::history::{History, How};
 use crate::ingest::log::{Log, Severity};
+use crate::ingest::prior::{self, Evidence};
 use crate::ingest::span::{self, Part, Span};
+use crate::ingest::structure::{self, Given};
+
+/// A prior of 1 in the cache's unit.
+const SPREAD: f32 = 16.0;
 
 /// Findings of one log that are kept as evidence; the first ones tell most.
 const FINDINGS_MAX: usize = 8;
@@ -29,6 +34,8 @@ pub struct Described<'a> {
     pub at: usize,
     /// Assistant messages before the first of them.
     pub turn: u32,
+    /// Lines of files that the work has pointed to so far.
+    pub evidence: &'a Evidence,
 }
 
 impl Described<'_> {
@@ -40,8 +47,9 @@ impl Described<'_> {
         }));
         for idx in self.messages.clone() {
             notes.spans.extend(self.spans[idx].iter().filter_map(|span| self.span(idx, span)));
+            notes.priors.extend(self.spans[idx].iter().filter_map(|span| self.priors(idx, span)));
             notes.events.extend(self.overtaken(idx));
-            let evidence = self.edits(idx).chain(self.findings(idx));
+            let evidence = self.edits(idx).chain(self.findings(idx)).chain(self.named(idx));
             notes.events.extend(evidence.map(|tokens| self.event(tokens, What::Evidence)));
         }
         notes
@@ -58,6 +66,34 @@ impl Described<'_> {
             kind: kind(span.kind),
             source: source(span),
             turn: self.turn,
+        })
+    }
+
+    /// What the lines of a piece of code are worth, by what they are.
+    fn priors(&self, idx: usize, span: &Span) -> Option<Priors> {
+        if span.part != Part::Content || !may_hold_code(span.kind) {
+            return None;
+        }
+        let text = self.entries[idx].content().get(span.bytes.clone())?;
+        let classes = prior::classes(&structure::read(text, &Given::from(span)), self.evidence);
+        if classes.is_empty() {
+            return None;
+        }
+        let (first, tokens) = self.layout.token_bytes(idx, &span.bytes)?;
+        let weights = prior::token_priors(&classes, &tokens);
+        let values = weights.iter().map(|weight| (weight * SPREAD).round() as i8).collect();
+        Some(Priors { first, at: self.at as u32, values })
+    }
+
+    /// Lines of files that errors and traces in the message name, where they were shown.
+    fn named(&self, idx: usize) -> impl Iterator<Item = Range<u32>> {
+        let content = self.entries[idx].content();
+        let logs = self.spans[idx].iter().filter(|span| span.kind == span::Kind::Log);
+        let texts = logs.filter_map(|span| content.get(span.bytes.clone()));
+        texts.flat_map(prior::places).filter_map(|(path, number)| {
+            let file = self.history.shown(path)?;
+            let line = file.line(number).filter(|line| self.history.is_current(file, line))?;
+            self.layout.tokens(line.place.message, Part::Content, &line.place.bytes)
         })
     }
 
@@ -95,6 +131,23 @@ impl Described<'_> {
             })
         })
     }
+}
+
+/// Adds the lines of files that a message points to.
+pub fn observe(evidence: &mut Evidence, content: &str, spans: &[Span]) {
+    for span in spans.iter().filter(|span| span.part == Part::Content) {
+        let Some(text) = content.get(span.bytes.clone()) else { continue };
+        match span.kind {
+            span::Kind::Log => evidence.read_log(text),
+            span::Kind::Diff => evidence.read_diff(text),
+            _ => {}
+        }
+    }
+}
+
+fn may_hold_code(kind: span::Kind) -> bool {
+    use span::Kind::{Answer, Diff, FileView, Search, Task};
+    matches!(kind, FileView | Diff | Search | Answer | Task)
 }
 
 /// Bytes of a log's first errors and failures.

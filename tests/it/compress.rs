@@ -353,6 +353,26 @@ fn tova_keeps_the_same_slots_in_all_heads_by_the_last_query() {
 }
 
 #[test]
+fn longflow_keeps_what_the_last_query_takes_most_from() {
+    check_against(by_name("longflow").unwrap(), |head, _| {
+        let heads: Vec<_> = (0..SHAPE.n_kv_heads)
+            .map(|head_idx| {
+                let positions = head.session.kept(head.layer_idx, head_idx);
+                let head = Head { head_idx, positions, ..*head };
+                let weights = mean_of(&causal_weights(&head, 0));
+                let sizes = head.positions.iter().map(|&position| {
+                    let token = &head.session.tokens[head.layer_idx][position as usize];
+                    let value = &token.value[head_idx * SHAPE.head_dim..][..SHAPE.head_dim];
+                    value.iter().map(|x| f64::from(x.abs())).sum::<f64>() / value.len() as f64
+                });
+                weights.iter().zip(sizes).map(|(weight, size)| weight * size).collect()
+            })
+            .collect();
+        mean_of(&heads)
+    });
+}
+
+#[test]
 fn h2o_keeps_the_recent_half_and_the_heavy_hitters() {
     check_against(by_name("h2o").unwrap(), |head, _| {
         let tokens = &head.session.tokens[head.layer_idx];

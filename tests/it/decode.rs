@@ -82,6 +82,33 @@ fn a_sequence_decodes_the_same_alone_and_among_others() {
 }
 
 #[test]
+fn tokens_replayed_together_have_the_bits_of_single_steps() {
+    for dtype in [GgmlDType::F32, GgmlDType::Q8_0, GgmlDType::Q4K] {
+        let decoder = tiny_gguf("qwen2", dtype);
+        let tokens = prompt(430, tiny::VOCAB);
+        let mut single = cache::<f16>(&decoder, "rkv", 256);
+        read(&decoder, &mut single, &tokens[..380], BLOCK);
+        let mut together = single.clone();
+        let (mut work, mut logits) = (Workspace::default(), Vec::new());
+        let mut rest = &tokens[380..];
+        while !rest.is_empty() {
+            if together.is_full() {
+                together.compact(decoder.rope(), &work.scratch);
+            }
+            let n_now = rest.len().min(16).min(together.limit() - together.kept());
+            let (now, later) = rest.split_at(n_now);
+            decoder.replay(now, &mut together, &mut work, Some(&mut logits)).unwrap();
+            for (token, ours) in now.iter().zip(logits.chunks(tiny::VOCAB)) {
+                assert!(ours == step(&decoder, &mut single, &[*token]), "{dtype:?}");
+            }
+            rest = later;
+        }
+        assert!(together.n_compactions() > 0);
+        assert_eq!(together.kept(), single.kept());
+    }
+}
+
+#[test]
 fn survivors_keep_the_keys_of_their_positions() {
     for arch in ARCHS {
         let decoder = tiny_gguf(arch, GgmlDType::F32);
@@ -145,6 +172,9 @@ fn a_step_that_cannot_be_taken_says_why_and_changes_nothing() {
     let mut decode = |tokens: &[u32]| decoder.decode(tokens, &mut [&mut cache], &mut work, None);
     check(decode(&[1, 2]), "2 tokens for 1 caches");
     check(decode(&[1]), "384 slots; compact it");
+    let mut replay = |tokens: &[u32]| decoder.replay(tokens, &mut cache, &mut work, None);
+    check(replay(&[1]), "384 slots; compact it");
+    check(replay(&[0; 17]), "a block of 17 tokens");
     assert_eq!((cache.logical(), cache.kept(), cache.bytes()), (384, 384, before));
 
     decoder.decode::<f16>(&[], &mut [], &mut work, None).unwrap();

@@ -350,7 +350,7 @@ async fn rollbacks_and_forks_remember_what_was_given() {
 
 #[tokio::test]
 async fn folding_has_a_switch_and_every_rule_its_own() {
-    let daemon = Daemon::with(&["--condense", "off:same_output"]).await;
+    let daemon = Daemon::with(&["--condense", "off:same_output,seen_blocks"]).await;
     let mut peer = daemon.peer().await;
     let opened = peer.ok("initialize", json!({})).await;
     let rules = opened["capabilities"]["condense"].as_array().unwrap();

@@ -6,6 +6,7 @@ mod compress;
 mod daemon;
 mod damaged;
 mod decode;
+mod eval;
 mod formats;
 mod golden;
 mod ingest;

@@ -273,8 +273,11 @@ struct Recording {
     margins: Vec<f32>,
 }
 
-/// Margin from which on the two engines' 8-bit activations cannot change the likeliest token.
-const SURE: f32 = 0.5;
+/// Margin from which on the two engines' 8-bit activations do not change the likeliest token. Both
+/// round them, and the least difference makes them round differently: over all recorded tokens the
+/// margins of the two differ by 0.19 (SmolLM2) and 0.10 (Qwen2.5), one standard deviation; this is
+/// four of the larger.
+const SURE: f32 = 0.75;
 
 #[test]
 fn greedy_tokens_equal_llama_cpp() {

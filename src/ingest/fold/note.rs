@@ -72,6 +72,19 @@ pub fn push(out: &mut String, note: &str) {
     out.push('\n');
 }
 
+/// Whether a line is a note that folding left.
+pub fn is_note(line: &str) -> bool {
+    let line = line.trim();
+    if let Some(rest) = line.strip_prefix("… ") {
+        return rest.contains(" more ");
+    }
+    let Some(rest) = line.strip_prefix('[') else { return false };
+    let parts = [" lines as in the earlier output", " were shown before", "abridged: "];
+    let is_same =
+        |rest: &str| rest.contains("not repeated here") || rest.starts_with("as the earlier");
+    parts.iter().any(|part| rest.contains(part)) || rest.strip_prefix("same ").is_some_and(is_same)
+}
+
 /// The text if it is shorter than what it stands for.
 pub fn shorter(folded: String, text: &str) -> Option<String> {
     (folded.len() < text.len()).then_some(folded)
