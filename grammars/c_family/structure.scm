@@ -3,11 +3,11 @@
 ; Definitions
 (function_definition
   declarator: [
-    (function_declarator declarator: (_) @definition.name)
-    (pointer_declarator declarator: (function_declarator declarator: (_) @definition.name))
+    (function_declarator declarator: (identifier) @definition.name)
+    (pointer_declarator declarator: (function_declarator declarator: (identifier) @definition.name))
     (pointer_declarator
       declarator: (pointer_declarator
-        declarator: (function_declarator declarator: (_) @definition.name)))
+        declarator: (function_declarator declarator: (identifier) @definition.name)))
   ]
   body: (_) @body) @definition.function @signature
 (declaration
@@ -19,7 +19,13 @@
 (type_definition declarator: (type_identifier) @definition.name) @definition
 (translation_unit
   (declaration
-    declarator: (init_declarator declarator: (identifier) @definition.name value: (_) @body))
+    declarator: (init_declarator
+      declarator: [
+        (identifier) @definition.name
+        (array_declarator declarator: (identifier) @definition.name)
+        (pointer_declarator declarator: (identifier) @definition.name)
+      ]
+      value: (_) @body))
     @definition)
 (translation_unit (declaration declarator: (identifier) @definition.name) @definition)
 (preproc_def name: (_) @definition.name) @definition
@@ -57,6 +63,10 @@
 (call_expression function: (field_expression field: (_) @call @call.name))
 
 ; Tests and what they assert
+((function_definition
+  declarator: (function_declarator declarator: (identifier) @_name)
+  body: (_) @body) @test
+  (#match? @_name "^(TEST|test_)"))
 ((call_expression function: (identifier) @_name) @test
   (#match? @_name "^(assert|ASSERT|EXPECT|TEST|CHECK|REQUIRE|ck_assert)"))
 

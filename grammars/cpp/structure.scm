@@ -5,6 +5,12 @@
       declarator: (qualified_identifier
         scope: [(namespace_identifier) (template_type)] @definition.owner
         name: (_) @definition.name))
+    (function_declarator
+      declarator: [
+        (field_identifier)
+        (destructor_name)
+        (operator_name)
+      ] @definition.name)
     (reference_declarator (function_declarator declarator: (_) @definition.name))
   ]
   body: (_) @body) @definition.function @signature
@@ -33,8 +39,11 @@
 (call_expression
   function: (qualified_identifier
     scope: (namespace_identifier) @call.owner
-    name: (_) @call.name) @call)
-(call_expression function: (qualified_identifier name: (_) @call.name) @call)
+    name: [
+      (identifier) @call.name
+      (template_function name: (_) @call.name)
+    ]) @call)
+(call_expression function: (qualified_identifier) @call)
 (call_expression function: (template_function name: (_) @call @call.name))
 (call_expression function: (field_expression argument: (this) @call.owner field: (_) @call.name))
 (new_expression type: (type_identifier) @call @call.name)

@@ -75,6 +75,7 @@
   function: (member_expression
     object: [(identifier) (this)] @call.owner
     property: (_) @call @call.name))
+(call_expression function: (super) @call)
 (new_expression constructor: (identifier) @call @call.name)
 (new_expression constructor: (member_expression property: (_) @call @call.name))
 

@@ -1,6 +1,16 @@
 ; Definitions
 (function_declaration name: (_) @definition.name body: (_) @body) @definition.function @signature
-(method_declaration name: (_) @definition.name body: (_) @body) @definition.function @signature
+(method_declaration
+  receiver: (parameter_list
+    (parameter_declaration
+      type: [
+        (type_identifier) @definition.owner
+        (generic_type type: (_) @definition.owner)
+        (pointer_type (type_identifier) @definition.owner)
+        (pointer_type (generic_type type: (_) @definition.owner))
+      ]))
+  name: (_) @definition.name
+  body: (_) @body) @definition.function @signature
 (method_elem name: (_) @definition.name) @definition.function @signature
 (type_spec name: (_) @definition.name) @definition
 (type_alias name: (_) @definition.name) @definition

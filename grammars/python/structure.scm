@@ -76,6 +76,6 @@
 
 (comment) @comment
 
-(module . (expression_statement . (string) @docstring .))
+(module . (comment)* . (expression_statement . (string) @docstring .))
 (class_definition body: (block . (expression_statement . (string) @docstring .)))
 (function_definition body: (block . (expression_statement . (string) @docstring .)))

@@ -14,6 +14,4 @@
 (import_alias) @import
 
 (type_identifier) @type
-(predefined_type) @type
-(as_expression) @type
 (class_heritage (extends_clause value: (identifier) @type))

@@ -153,6 +153,8 @@ fn comparable(score: f32) -> f32 {
 }
 
 #[cfg(test)]
+// One run of tokens is what is meant.
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use proptest::prelude::*;
 

@@ -6,7 +6,7 @@
 //! grown since it was last frozen differs in its last segment of each layer and in what lies
 //! behind; a store need not write the others again. A segment holds, for each head in turn, keys
 //! `[n, D]`, values `[n, D]`, positions, importance and matches (`[n]` each); a window its
-//! positions, `[n]`, then its queries; a bank its positions, queries and phases. All numbers are little-endian.
+//! positions, `[n]`, then its queries; a bank likewise. All numbers are little-endian.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use bytemuck::{Pod, cast_slice};
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-use super::bank::{BANK, Phase};
+use super::bank::n_remembered;
 use super::budget::Budget;
 use super::kv::{CacheShape, KvCache, KvElement, LayerCache};
 use super::policy::{Policy, WINDOW};
@@ -53,9 +53,10 @@ pub enum ThawError {
     #[error("frozen cache has {what} {found}, this session has {expected}")]
     Mismatch { what: &'static str, found: String, expected: String },
     #[error(
-        "frozen cache claims {kept} slots, {n_queries} and {n_bank} queries of {logical} tokens"
+        "frozen cache claims {kept} slots, {n_queries} queries and {n_met} of the model's own of \
+         {logical} tokens"
     )]
-    Counts { kept: u64, n_queries: u64, n_bank: u64, logical: u64 },
+    Counts { kept: u64, n_queries: u64, n_met: u64, logical: u64 },
     #[error("frozen cache has {found} bytes in chunks instead of {expected}")]
     Length { found: u64, expected: u64 },
     #[error("frozen cache lacks chunk {key:#x}")]
@@ -81,7 +82,8 @@ struct Meta {
     kept: u64,
     n_compactions: u64,
     n_queries: u64,
-    n_bank: u64,
+    /// Assistant's tokens that the banks have met.
+    n_met: u64,
 }
 
 /// What decides how many bytes a frozen cache has.
@@ -129,7 +131,7 @@ impl<E: KvElement> KvCache<E> {
             kept: self.kept() as u64,
             n_compactions: self.n_compactions,
             n_queries: sizes.n_queries as u64,
-            n_bank: sizes.n_bank as u64,
+            n_met: self.layers.first().map_or(0, |layer| layer.bank.n_met),
         };
         postcard::to_stdvec(&(VERSION, meta))
             .expect("a struct of numbers and short strings serialises")
@@ -149,8 +151,7 @@ impl<E: KvElement> KvCache<E> {
                 }
                 _ => {
                     let bank = &layer.bank;
-                    let parts =
-                        [cast_slice(&bank.positions), cast_slice(&bank.queries), &bank.phases];
+                    let parts = [cast_slice(&bank.positions), cast_slice(&bank.queries)];
                     write_range(parts, part.range, &mut bytes);
                 }
             }
@@ -230,23 +231,23 @@ impl<E: KvElement> Thaw<E> {
         same("budget", meta.budget, cache.budget)?;
         same("policy", meta.policy.as_str(), cache.policy.name())?;
         same("policy version", meta.policy_version, cache.policy.version())?;
-        let Meta { kept, n_queries, n_bank, logical, n_compactions, .. } = meta;
-        let n_bank_max = if cache.policy.keeps_bank() { BANK as u64 } else { 0 };
+        let Meta { kept, n_queries, n_met, logical, n_compactions, .. } = meta;
+        let n_met_max = if cache.policy.keeps_bank() { logical } else { 0 };
         let may_be_fewer = cache.policy.evicts();
         if logical > n_tokens.min(u32::MAX as usize) as u64
             || kept > logical
             || kept > limit as u64
             || (kept < logical && !may_be_fewer)
             || n_queries > logical.min(WINDOW as u64)
-            || n_bank > logical.min(n_bank_max)
+            || n_met > n_met_max
         {
-            return Err(ThawError::Counts { kept, n_queries, n_bank, logical });
+            return Err(ThawError::Counts { kept, n_queries, n_met, logical });
         }
         // All are below 2^32.
         let sizes = Sizes {
             n_slots: kept as usize,
             n_queries: n_queries as usize,
-            n_bank: n_bank as usize,
+            n_bank: n_remembered(n_met) as usize,
         };
         let expected = sizes.bytes::<E>(&shape);
         if n_bytes != expected {
@@ -257,6 +258,7 @@ impl<E: KvElement> Thaw<E> {
         for layer in &mut cache.layers {
             layer.reserve(&shape, sizes.n_slots, limit);
             layer.n_slots = sizes.n_slots;
+            layer.bank.n_met = n_met;
         }
         let expected = Box::new(all_parts::<E>(shape, sizes));
         Ok(Self { cache, expected, sizes, queries: Vec::new() })
@@ -302,10 +304,8 @@ impl<E: KvElement> Thaw<E> {
             } else {
                 layer.bank.positions.resize(n_bank, 0);
                 layer.bank.queries.resize(n_bank * row, f16::ZERO);
-                layer.bank.phases.resize(n_bank, 0);
                 read(&mut from, &mut layer.bank.positions);
                 read(&mut from, &mut layer.bank.queries);
-                read(&mut from, &mut layer.bank.phases);
             }
             self.queries.clear();
         }
@@ -366,8 +366,7 @@ impl<E: KvElement> LayerCache<E> {
         if !ascends_below(&self.window.positions, logical) {
             return Err("query positions");
         }
-        let is_phase = |phase: &u8| usize::from(*phase) < Phase::ALL.len();
-        if !ascends_below(&self.bank.positions, logical) || !self.bank.phases.iter().all(is_phase) {
+        if !ascends_below(&self.bank.positions, logical) {
             return Err("remembered queries");
         }
         for head_idx in 0..shape.n_kv_heads {
@@ -412,9 +411,9 @@ fn query_bytes(row: usize) -> usize {
     size_of::<u32>() + row * size_of::<f32>()
 }
 
-/// Bytes of one token's queries in a layer's bank, of its position and of its phase.
+/// Bytes of one token's queries in a layer's bank, and of its position.
 fn remembered_bytes(row: usize) -> usize {
-    size_of::<u32>() + row * size_of::<f16>() + 1
+    size_of::<u32>() + row * size_of::<f16>()
 }
 
 fn parts(
@@ -529,7 +528,7 @@ mod tests {
             kept,
             n_compactions: 0,
             n_queries,
-            n_bank: 0,
+            n_met: 0,
         };
         postcard::to_stdvec(&(VERSION, meta)).unwrap()
     }

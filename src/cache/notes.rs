@@ -4,8 +4,8 @@
 //! only ever added to. They are a function of the text alone and are not part of a frozen cache:
 //! whoever thaws one hands all notes over again.
 //!
-//! Each note says from which position on it holds. A compaction heeds those that hold at the
-//! number of tokens read so far, so it decides the same whether notes come early or late, as long
+//! Each note says from which position on it holds. A compaction heeds those whose position has been
+//! read, so it decides the same whether notes come early or late, as long
 //! as they come before the token at that position: for text that is read in blocks that is the
 //! first token of the message they were drawn from, for text that the model writes the position
 //! behind its last token.
@@ -118,9 +118,10 @@ impl Notes {
         self.lines.sort_unstable();
     }
 
-    /// The spans that are known once `n_read` tokens have been read, as far as they reach then.
+    /// The spans that are known once `n_read` tokens have been read, the one at their position among
+    /// them, as far as they reach then.
     pub fn spans_at(&self, n_read: u32) -> impl DoubleEndedIterator<Item = Span> {
-        self.spans.iter().filter(move |span| span.at <= n_read).filter_map(move |span| {
+        self.spans.iter().filter(move |span| span.at < n_read).filter_map(move |span| {
             let tokens = span.tokens.start..span.tokens.end.min(n_read);
             (!tokens.is_empty()).then(|| Span { tokens, ..span.clone() })
         })
@@ -137,9 +138,10 @@ impl Notes {
         })
     }
 
-    /// The events that hold once `n_read` tokens have been read, as far as they reach then.
+    /// The events that hold once `n_read` tokens have been read, the one at their position among
+    /// them, as far as they reach then.
     pub fn events_at(&self, n_read: u32) -> impl DoubleEndedIterator<Item = Event> {
-        let n_holding = self.events.partition_point(|event| event.at <= n_read);
+        let n_holding = self.events.partition_point(|event| event.at < n_read);
         self.events[..n_holding].iter().filter_map(move |event| {
             let tokens = event.tokens.start..event.tokens.end.min(n_read);
             (!tokens.is_empty()).then(|| Event { tokens, ..event.clone() })
@@ -173,7 +175,7 @@ impl Notes {
     /// `positions`, `[S]`.
     pub fn add_priors(&self, n_read: u32, positions: &[u32], weight: f32, sums: &mut [f32]) {
         let mut from = 0;
-        for priors in self.priors.iter().filter(|priors| priors.at <= n_read) {
+        for priors in self.priors.iter().filter(|priors| priors.at < n_read) {
             let end = priors.first.saturating_add(priors.values.len() as u32);
             from += positions[from..].partition_point(|&position| position < priors.first);
             for (&position, sum) in positions[from..].iter().zip(&mut sums[from..]) {
@@ -192,6 +194,8 @@ fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
 }
 
 #[cfg(test)]
+// One run of tokens is what is meant.
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 
@@ -214,10 +218,12 @@ mod tests {
         assert_eq!(spans(9), [0..9]);
         assert_eq!(spans(12), [0..10, 10..12]);
         assert_eq!(spans(39), [0..10, 10..30]);
-        assert_eq!(spans(40), [0..10, 10..30, 30..40]);
+        assert_eq!(spans(40), [0..10, 10..30]);
+        assert_eq!(spans(41), [0..10, 10..30, 30..40]);
         let events = |n_read| notes.events_at(n_read).map(|event| event.tokens).collect::<Vec<_>>();
         assert_eq!(events(9), [] as [Range<u32>; 0]);
-        assert_eq!(events(40), [0..5, 5..40]);
+        assert_eq!(events(40), [0..5]);
+        assert_eq!(events(41), [0..5, 5..41]);
     }
 
     #[test]
@@ -248,11 +254,11 @@ mod tests {
             ..Notes::default()
         };
         assert_eq!(notes.pins(9, 100), []);
-        assert_eq!(notes.pins(30, 100), [20..23, 10..16, 0..4]);
-        assert_eq!(notes.pins(40, 100), [0..4, 20..23, 10..16]);
-        assert_eq!(notes.pins(40, 8), [0..4, 20..23]);
-        assert_eq!(notes.pins(30, 8), [20..23, 0..4], "what is too long for the rest is left out");
-        assert_eq!(notes.pins(50, 100), [0..4, 10..16]);
+        assert_eq!(notes.pins(31, 100), [20..23, 10..16, 0..4]);
+        assert_eq!(notes.pins(41, 100), [0..4, 20..23, 10..16]);
+        assert_eq!(notes.pins(41, 8), [0..4, 20..23]);
+        assert_eq!(notes.pins(31, 8), [20..23, 0..4], "what is too long for the rest is left out");
+        assert_eq!(notes.pins(51, 100), [0..4, 10..16]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use agent::asked::AskedWork;
+use agent::likeness::LikenessWork;
 use rkv::{Protects, Rkv};
 
 use super::importance::ImportanceWork;
@@ -106,6 +107,7 @@ pub struct Work {
     pub importance: ImportanceWork,
     pub redundancy: RedundancyWork,
     pub asked: AskedWork,
+    pub likeness: LikenessWork,
     /// One direction, `[D]`.
     pub anchor: Vec<f32>,
 }
@@ -113,9 +115,10 @@ pub struct Work {
 impl Work {
     /// Bytes that the buffers hold.
     pub(super) fn bytes(&self) -> usize {
-        let Self { importance, redundancy, asked, anchor } = self;
+        let Self { importance, redundancy, asked, likeness, anchor } = self;
         let anchor = anchor.capacity() * size_of::<f32>();
-        importance.bytes() + redundancy.bytes() + asked.bytes() + anchor
+        let agent = asked.bytes() + likeness.bytes();
+        importance.bytes() + redundancy.bytes() + agent + anchor
     }
 }
 
@@ -184,23 +187,28 @@ pub trait Policy: Send + Sync {
     }
 }
 
-/// The policy called `name`, with its published default settings.
+/// The policy called `name`, with its published default settings; `agent:NAME=VALUE;…` is `agent`
+/// with other [`agent::Settings`], for measurements.
 ///
 /// # Errors
-/// Names the known policies where `name` is none of them.
+/// Names the known policies, or settings, where `name` is none of them.
 pub fn by_name(name: &str) -> Result<Arc<dyn Policy>, UnknownPolicy> {
+    if let Some(changes) = name.strip_prefix("agent:") {
+        return Ok(Arc::new(agent::Agent { settings: agent::Settings::parse(changes)? }));
+    }
     let found = TABLE.iter().find(|(known, _)| *known == name);
-    let (_, make) =
-        found.ok_or_else(|| UnknownPolicy { name: name.to_owned(), known: NAMES.to_vec() })?;
+    let (_, make) = found
+        .ok_or_else(|| UnknownPolicy::Name { name: name.to_owned(), known: NAMES.to_vec() })?;
     Ok(make())
 }
 
 /// A policy's name that is not in the table.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown policy `{name}`; known are {}", known.join(", "))]
-pub struct UnknownPolicy {
-    pub name: String,
-    pub known: Vec<&'static str>,
+pub enum UnknownPolicy {
+    #[error("unknown policy `{name}`; known are {}", known.join(", "))]
+    Name { name: String, known: Vec<&'static str> },
+    #[error(transparent)]
+    Setting(#[from] agent::settings::SettingError),
 }
 
 #[cfg(test)]

@@ -13,14 +13,18 @@ mod parse;
 mod tests;
 mod view;
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::language::Language;
 use super::prior::Class;
 use super::span::{Kind, Span};
 use grammar::{Grammar, Role};
-use parse::Parsed;
 use view::Piece;
+
+/// How many texts a cache remembers.
+const MAX_CACHED: usize = 256;
 
 /// What is known about a text beforehand.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +90,7 @@ pub struct Capture {
 }
 
 /// What a definition can hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
     /// Statements.
     Function,
@@ -120,7 +124,7 @@ pub struct Reference {
     /// Where the name stands.
     pub bytes: Range<usize>,
     pub is_call: bool,
-    /// The innermost function or container around it, by its place in `definitions`.
+    /// The innermost definition around it, by its place in `definitions`.
     pub from: Option<usize>,
 }
 
@@ -129,11 +133,35 @@ pub fn read(text: &str, given: &Given<'_>) -> Vec<Structure> {
     view::pieces(text, given).into_iter().map(structure).collect()
 }
 
+/// Structures of texts that have been read: where a text comes again, which agents' views do, it
+/// is not read again.
+#[derive(Debug, Default)]
+pub struct Cache {
+    read: HashMap<blake3::Hash, Arc<[Structure]>>,
+}
+
+impl Cache {
+    /// As [`read`].
+    pub fn read(&mut self, text: &str, given: &Given<'_>) -> Arc<[Structure]> {
+        let mut key = blake3::Hasher::new();
+        // What is given takes part by its debug form, which holds all of it and no newline.
+        key.update(format!("{given:?}\n").as_bytes()).update(text.as_bytes());
+        let key = key.finalize();
+        if let Some(known) = self.read.get(&key) {
+            return Arc::clone(known);
+        }
+        if self.read.len() >= MAX_CACHED {
+            self.read.clear();
+        }
+        let structures: Arc<[Structure]> = read(text, given).into();
+        self.read.insert(key, Arc::clone(&structures));
+        structures
+    }
+}
+
 fn structure(piece: Piece) -> Structure {
     let found = Grammar::of(piece.language)
-        .ok()
-        .and_then(|grammar| Some((grammar, Parsed::of(piece.language, grammar, &piece.code)?)))
-        .map(|(grammar, parsed)| Found::of(grammar, &parsed, &piece.code))
+        .map(|grammar| Found::of(piece.language, grammar, &piece.code))
         .unwrap_or_default();
     let lines = lines::classify(&piece, &found.captures);
     let place = |bytes: &Range<usize>| piece.given(bytes);
@@ -179,9 +207,11 @@ struct Found {
 }
 
 impl Found {
-    fn of(grammar: &Grammar, parsed: &Parsed, code: &str) -> Self {
+    fn of(language: Language, grammar: &Grammar, code: &str) -> Self {
         let mut found = Self::default();
-        parsed.each_match(grammar, |nodes| found.take(nodes, code));
+        for (start, parsed) in parse::parts(language, grammar, code) {
+            parsed.each_match(grammar, start, |nodes| found.take(nodes, code));
+        }
         found
             .captures
             .sort_by_key(|capture| (capture.bytes.start, capture.bytes.end, capture.class));
@@ -205,7 +235,8 @@ impl Found {
             match node.role {
                 Role::Class(class) => {
                     if class == Class::Type
-                        && let Some(name) = code.get(bytes.clone()).filter(|name| !name.is_empty())
+                        && let Some(name) = code.get(bytes.clone())
+                        && name.contains(char::is_alphabetic)
                     {
                         self.references.push(Reference {
                             name: name.to_owned(),
@@ -259,7 +290,9 @@ impl Found {
     /// Puts definitions in order, the outer before the inner, and says in what each lies.
     fn place_definitions(&mut self) {
         let definitions = &mut self.definitions;
-        definitions.sort_by_key(|found| (found.bytes.start, std::cmp::Reverse(found.bytes.end)));
+        definitions.sort_by_key(|found| {
+            (found.bytes.start, std::cmp::Reverse(found.bytes.end), found.extent)
+        });
         definitions.dedup_by(|next, kept| next.bytes == kept.bytes && next.name == kept.name);
         let mut around: Vec<usize> = Vec::new();
         for index in 0..definitions.len() {
@@ -289,14 +322,12 @@ impl Found {
         for reference in &mut self.references {
             let start = reference.bytes.start;
             while self.definitions.get(next).is_some_and(|outer| outer.bytes.start <= start) {
-                if self.definitions[next].extent != Extent::Data {
-                    while around.last().is_some_and(|&outer| {
-                        self.definitions[outer].bytes.end <= self.definitions[next].bytes.start
-                    }) {
-                        around.pop();
-                    }
-                    around.push(next);
+                while around.last().is_some_and(|&outer| {
+                    self.definitions[outer].bytes.end <= self.definitions[next].bytes.start
+                }) {
+                    around.pop();
                 }
+                around.push(next);
                 next += 1;
             }
             while around.last().is_some_and(|&outer| self.definitions[outer].bytes.end <= start) {

@@ -3,6 +3,7 @@
 use std::f32::consts::TAU;
 use std::sync::Arc;
 
+use attar::cache::bank::{BANK, Origin};
 use attar::cache::compress::Scratch;
 use attar::cache::importance::{Group, Keys, Pool};
 use attar::cache::kv::{Rotate, Staging};
@@ -82,9 +83,8 @@ impl Session {
         if self.cache.is_full() {
             self.cache.compact(&Spin, &self.scratch);
         }
-        let position = self.cache.logical() as u32;
         for (layer_idx, token) in tokens.into_iter().enumerate() {
-            self.cache.layer_mut(layer_idx).observe(&token.query, 1, position);
+            self.cache.observe(layer_idx, &token.query, 1, Origin::Written);
             self.cache.push(layer_idx, &token.key, &token.value);
             if self.cache.policy().accumulates_attention() {
                 let (slots, importance) = self.cache.layer_mut(layer_idx).slots_and_importance();
@@ -99,7 +99,6 @@ impl Session {
 
     /// Reads a block of tokens at once.
     fn prefill(&mut self, n_tokens: usize) {
-        let first = self.cache.logical() as u32;
         for layer_idx in 0..SHAPE.n_layers {
             let block: Vec<Token> = (0..n_tokens).map(|_| self.made_token()).collect();
             let joined = |part: fn(&Token) -> &[f32]| -> Vec<f32> {
@@ -116,7 +115,7 @@ impl Session {
                 }
             }
             let queries = joined(|t| &t.query);
-            self.cache.layer_mut(layer_idx).observe(&queries, n_tokens, first);
+            self.cache.observe(layer_idx, &queries, n_tokens, Origin::Read);
             self.cache.absorb(layer_idx, &self.staging, &Spin, &self.scratch);
             self.tokens[layer_idx].extend(block);
         }
@@ -167,14 +166,20 @@ impl Head<'_> {
 
     /// Logits over `keys` of one of the last queries, counted from the newest; of one query head.
     fn logits(&self, back: usize, group_idx: usize, keys: &[u32]) -> Vec<f64> {
+        let position = self.session.tokens[self.layer_idx].len() - 1 - back;
+        self.logits_at(position, position, group_idx, keys)
+    }
+
+    /// Logits over `keys` of the query of the token at `position`, as if it were asked `at`
+    /// another one.
+    fn logits_at(&self, position: usize, at: usize, group_idx: usize, keys: &[u32]) -> Vec<f64> {
         let tokens = &self.session.tokens[self.layer_idx];
-        let position = tokens.len() - 1 - back;
         let row = self.head_idx * SHAPE.n_groups + group_idx;
         let mut query = tokens[position].query[row * SHAPE.head_dim..][..SHAPE.head_dim].to_vec();
-        Spin.rotate(&mut query, position as u32);
+        Spin.rotate(&mut query, at as u32);
         keys.iter()
             .map(|&key| {
-                if key as usize > position {
+                if key as usize > at {
                     return f64::NEG_INFINITY;
                 }
                 let products = query.iter().zip(self.key(key));
@@ -238,7 +243,16 @@ fn causal_weights(head: &Head<'_>, back: usize) -> Vec<Vec<f64>> {
 /// as equal any may stay. `oracle` sees a head, and what it remembered of it the last time: a
 /// number a position.
 fn check_against(policy: Arc<dyn Policy>, oracle: impl Fn(&Head<'_>, &mut Vec<f64>) -> Vec<f64>) {
-    let (n_slots, n_buffer) = (48, 16);
+    check_at(48, policy, oracle);
+}
+
+/// [`check_against`] with a budget.
+fn check_at(
+    n_slots: usize,
+    policy: Arc<dyn Policy>,
+    oracle: impl Fn(&Head<'_>, &mut Vec<f64>) -> Vec<f64>,
+) {
+    let n_buffer = 16;
     let mut session = Session::new(policy.clone(), n_slots, n_buffer);
     let n_heads = SHAPE.n_layers * SHAPE.n_kv_heads;
     let mut memories = vec![vec![0.0; 1000]; n_heads];
@@ -330,6 +344,55 @@ fn gkv_remembers_importance_and_mixes_it_evenly_with_redundancy() {
                 0.5 * *old - 0.5 * redundancy[j] / most_redundant
             })
             .collect()
+    });
+}
+
+/// Mean 0 and spread 1 over the slots that `agent` does not protect.
+fn standardised(values: &[f64]) -> Vec<f64> {
+    let open = &values[4..values.len() - 64];
+    let mean = open.iter().sum::<f64>() / open.len() as f64;
+    let variance = open.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / open.len() as f64;
+    values.iter().map(|x| (x - mean) / (variance.sqrt() + 1e-6)).collect()
+}
+
+#[test]
+fn agent_asks_what_was_written_and_what_was_written_last_and_takes_off_likeness() {
+    check_at(150, by_name("agent:window=0.5;redundancy=0.25").unwrap(), |head, _| {
+        // All tokens here were written.
+        let n_written = head.session.tokens[0].len();
+        let stride = n_written.div_ceil(BANK).next_power_of_two();
+        let now = n_written - 1;
+        let asked: Vec<_> = (0..n_written)
+            .step_by(stride)
+            .map(|position| {
+                let of = |g| softmax(&head.logits_at(position, now, g, &head.positions));
+                max_of(&(0..SHAPE.n_groups).map(of).collect::<Vec<_>>())
+            })
+            .collect();
+        let seen: Vec<_> = (0..WINDOW).map(|back| max_of(&causal_weights(head, back))).collect();
+        let squares: Vec<Vec<f64>> =
+            asked.iter().map(|row| row.iter().map(|x| x * x).collect()).collect();
+        let importance: Vec<f64> = mean_of(&squares)
+            .iter()
+            .zip(mean_of(&seen))
+            .map(|(square, seen)| (square.sqrt() + 1e-6).ln() + 0.5 * (seen + 1e-6).ln())
+            .collect();
+
+        let keys: Vec<Vec<f64>> = (head.positions.iter())
+            .map(|&p| head.key(p).iter().map(|&x| f64::from(x)).collect())
+            .collect();
+        let mean = mean_of(&keys);
+        let unit = |key: &Vec<f64>| -> Vec<f64> {
+            let centred: Vec<f64> = key.iter().zip(&mean).map(|(x, mean)| x - mean).collect();
+            let norm = centred.iter().map(|x| x * x).sum::<f64>().sqrt();
+            centred.iter().map(|x| x / norm).collect()
+        };
+        let units: Vec<Vec<f64>> = keys.iter().map(unit).collect();
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let alike: Vec<f64> =
+            units.iter().map(|a| units.iter().map(|b| dot(a, b)).sum::<f64>()).collect();
+        let both = standardised(&importance).into_iter().zip(standardised(&alike));
+        both.map(|(importance, alike)| importance - 0.25 * alike).collect()
     });
 }
 

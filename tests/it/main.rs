@@ -13,6 +13,7 @@ mod ingest;
 mod kernels;
 mod logs;
 mod memory;
+mod notes;
 mod parity;
 mod pull;
 mod restart;

@@ -1,10 +1,22 @@
 //! `agent`: what a coding agent will come back to.
+//!
+//! A slot's score is its importance, asked of queries of what the model wrote itself
+//! ([`asked`]), less its redundancy ([`likeness`]), plus what is known of its token
+//! ([`spans`]), all in the spread that importance has over the unprotected slots of a head. What
+//! stays whatever its score is decided once a compaction, by what a span is. [`Settings`] has
+//! every signal's weight.
+
+use std::ops::Range;
 
 use super::{HeadMemory, HeadView, Policy, Protection, Work};
-use crate::cache::notes::{Kind, What};
-use crate::cache::plan::{Protected, SessionView, SpanPlan};
+use crate::cache::plan::{SessionView, SpanPlan};
 
 pub mod asked;
+pub mod likeness;
+pub mod settings;
+pub mod spans;
+
+pub use settings::Settings;
 
 /// Slots at the front of each head that stay.
 pub const SINKS: usize = 4;
@@ -12,32 +24,10 @@ pub const SINKS: usize = 4;
 /// Slots at the end of each head that stay.
 pub const RECENT: usize = 64;
 
-/// Importance asked of the right witnesses, and protection by what a span is.
+/// Importance asked of the right witnesses, beside what is known of spans.
 #[derive(Default)]
-pub struct Agent {}
-
-impl Agent {
-    /// What stays for what it is: the open tool call, the task and each instruction, and evidence,
-    /// each within its part of the budget.
-    pub fn protected(&self, session: &SessionView<'_>) -> SpanPlan {
-        let (notes, n_read, budget) = (session.notes, session.n_read, session.budget.n_slots);
-        let of_kind = |wanted: &'static [Kind]| {
-            notes.spans_at(n_read).filter(|span| wanted.contains(&span.kind))
-        };
-        let last_call = of_kind(&[Kind::ToolCall]).next_back().map(|span| span.tokens);
-        let mut given: Vec<_> =
-            of_kind(&[Kind::Task, Kind::Instruction]).map(|span| span.tokens).collect();
-        given.reverse();
-        let evidence = notes.events_at(n_read).filter(|event| event.what == What::Evidence);
-        let mut evidence: Vec<_> = evidence.map(|event| event.tokens).collect();
-        evidence.reverse();
-        let protected = [
-            Protected { runs: last_call.into_iter().collect(), cap: budget / 8 },
-            Protected { runs: given, cap: budget / 8 },
-            Protected { runs: evidence, cap: budget / 4 },
-        ];
-        SpanPlan { protected: protected.into(), ..SpanPlan::default() }
-    }
+pub struct Agent {
+    pub settings: Settings,
 }
 
 impl Policy for Agent {
@@ -46,11 +36,27 @@ impl Policy for Agent {
     }
 
     fn plan(&self, session: &SessionView<'_>) -> SpanPlan {
-        self.protected(session)
+        SpanPlan {
+            protected: spans::protected(&self.settings, session),
+            shifts: spans::shifts(&self.settings, session),
+            ..SpanPlan::default()
+        }
     }
 
     fn score(&self, head: &HeadView<'_>, _: HeadMemory<'_>, work: &mut Work, scores: &mut [f32]) {
-        asked::asked(head, &mut work.asked, scores);
+        let Settings { window, redundancy, structure, .. } = self.settings;
+        let open = SINKS.min(scores.len())..scores.len().saturating_sub(RECENT);
+        asked::asked(head, window, &mut work.asked, scores);
+        standardise(scores, open.clone());
+        if redundancy != 0.0 {
+            let alike = likeness::likeness(head, &mut work.likeness);
+            standardise(alike, open);
+            scores.iter_mut().zip(alike).for_each(|(score, alike)| *score -= redundancy * *alike);
+        }
+        if structure != 0.0 {
+            head.notes.add_priors(head.plan.n_read, head.positions, structure, scores);
+        }
+        head.plan.add_shifts(head.positions, scores);
     }
 
     fn protection(&self, _budget: usize) -> Protection {
@@ -60,4 +66,18 @@ impl Policy for Agent {
     fn keeps_bank(&self) -> bool {
         true
     }
+}
+
+/// Brings `values` to mean 0 and spread 1, both taken over the slots in `of`: what is protected,
+/// sinks above all, would set any mean and spread. Nothing happens where `of` is empty.
+fn standardise(values: &mut [f32], of: Range<usize>) {
+    let of = values.get(of).unwrap_or(&[]);
+    if of.is_empty() {
+        return;
+    }
+    let n = of.len() as f64;
+    let mean = of.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let variance = of.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let scale = 1.0 / (variance.sqrt() + 1e-6);
+    values.iter_mut().for_each(|x| *x = ((f64::from(*x) - mean) * scale) as f32);
 }

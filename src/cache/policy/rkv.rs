@@ -4,7 +4,7 @@
 //! redundancy`, both softmaxed, for the slots before the window of 8. Where paper and code differ
 //! the code is followed, but for `λ`, which is the paper's.
 
-use super::agent::{self, Agent};
+use super::agent::{self, Settings, spans};
 use super::snapkv::SnapKv;
 use super::{HeadMemory, HeadView, Policy, Protection, WINDOW, Work};
 use crate::cache::plan::{SessionView, SpanPlan};
@@ -45,7 +45,10 @@ impl Policy for Rkv {
 
     fn plan(&self, session: &SessionView<'_>) -> SpanPlan {
         match self.protects {
-            Protects::AsAgent => Agent::default().protected(session),
+            Protects::AsAgent => {
+                let protected = spans::protected(&Settings::default(), session);
+                SpanPlan { protected, ..SpanPlan::default() }
+            }
             Protects::Window | Protects::Sinks => SpanPlan::default(),
         }
     }

@@ -40,21 +40,28 @@ impl Rule for Repeats {
     }
 
     fn fold(&self, span: &Span, text: &str, _history: &History) -> Option<Folded> {
-        let mut items = match span.kind {
-            Kind::Log => log(text),
-            // In a search's lines numbers are places.
-            Kind::Search | Kind::Listing | Kind::Screen | Kind::Other => exact(text),
-            _ => return None,
-        };
-        for period in 1..=PERIOD {
-            items = fold(items, period);
+        let mut folded = shorter(span.kind, text)?;
+        // What is left may read differently: a line that belonged to an error may stand alone now.
+        while let Some(less) = shorter(span.kind, &folded) {
+            folded = less;
         }
-        let length = items.iter().map(|item| item.text.len()).sum::<usize>();
-        if length >= text.len() {
-            return None;
-        }
-        Some(Folded::of(items.iter().map(|item| &*item.text).collect()))
+        Some(Folded::of(folded))
     }
+}
+
+/// The text with its runs folded once, if that is shorter.
+fn shorter(kind: Kind, text: &str) -> Option<String> {
+    let mut items = match kind {
+        Kind::Log => log(text),
+        // In a search's lines numbers are places.
+        Kind::Search | Kind::Listing | Kind::Screen | Kind::Other => exact(text),
+        _ => return None,
+    };
+    for period in 1..=PERIOD {
+        items = fold(items, period);
+    }
+    let length = items.iter().map(|item| item.text.len()).sum::<usize>();
+    (length < text.len()).then(|| items.iter().map(|item| &*item.text).collect())
 }
 
 fn log(text: &str) -> Vec<Item<'_>> {

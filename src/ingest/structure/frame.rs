@@ -20,6 +20,9 @@ pub(super) struct Frame {
 /// Brackets without a partner that are made up for; more are no fragment of a program.
 const MAX_BRACKETS: usize = 64;
 
+/// How much of a fragment is looked at for what it lies in, in bytes.
+const MAX_LOOK: usize = 4 << 10;
+
 /// Brackets left open that a closing one may skip to find its own.
 const MAX_SKIPPED: usize = 8;
 
@@ -31,17 +34,20 @@ enum Start {
     String(&'static str),
 }
 
-/// Guesses for `code`, likeliest first.
-pub(super) fn frames(language: Language, code: &str) -> Vec<Frame> {
+/// Guesses for `code`, likeliest first; `unread` says how many bytes of a text cannot be parsed.
+pub(super) fn frames(language: Language, code: &str, unread: &dyn Fn(&str) -> usize) -> Vec<Frame> {
     let starts: &[Start] = match language {
-        Language::Python => &[Start::Code, Start::String("\"\"\""), Start::String("'''")],
+        Language::Python if code.contains("'''") => {
+            &[Start::Code, Start::String("\"\"\""), Start::String("'''")]
+        }
+        Language::Python => &[Start::Code, Start::String("\"\"\"")],
         _ if begins_in_comment(code) => &[Start::BlockComment],
         Language::JavaScript | Language::TypeScript | Language::Tsx | Language::Go => {
             &[Start::Code, Start::String("`")]
         }
         _ => &[Start::Code],
     };
-    starts.iter().flat_map(|&start| framed(language, code, start)).collect()
+    starts.iter().filter_map(|&start| framed(language, code, start, unread)).collect()
 }
 
 /// Whether the first end of a block comment has no beginning, or the first line looks like the
@@ -56,10 +62,15 @@ fn begins_in_comment(code: &str) -> bool {
     }
 }
 
-fn framed(language: Language, code: &str, start: Start) -> Vec<Frame> {
+fn framed(
+    language: Language,
+    code: &str,
+    start: Start,
+    unread: &dyn Fn(&str) -> usize,
+) -> Option<Frame> {
     let scan = Scan::of(language, code, start);
     if scan.closed.len().max(scan.open.len()) > MAX_BRACKETS {
-        return Vec::new();
+        return None;
     }
     let mut before = String::new();
     match start {
@@ -69,17 +80,22 @@ fn framed(language: Language, code: &str, start: Start) -> Vec<Frame> {
     }
     let mut after = scan.ends_in.unwrap_or_default().to_owned();
     after.extend(scan.open.iter().rev());
-    let frame = |before: String| Frame { before, after: after.clone(), in_string: scan.in_string };
-    if language == Language::Python {
-        vec![frame(python_head(code, &scan) + &before)]
-    } else {
-        openers(language, &scan.closed).into_iter().map(|head| frame(head + &before)).collect()
-    }
+    let head = match language {
+        Language::Python => python_head(code, &scan, matches!(start, Start::String(_))),
+        _ => match block_around(language, code, &scan, unread) {
+            Some(block) => {
+                after.push('}');
+                block.to_owned()
+            }
+            None => openers(language, code, &scan.closed, unread),
+        },
+    };
+    Some(Frame { before: head + &before, after, in_string: scan.in_string })
 }
 
-/// Openers for closing brackets that close nothing in the fragment, the outermost first.
-fn openers(language: Language, closed: &[(usize, char)]) -> Vec<String> {
-    let braces: &[&str] = match language {
+/// What a brace may have been opened by, the commonest first.
+fn brace_openers(language: Language) -> &'static [&'static str] {
+    match language {
         Language::Rust => &["fn _() {", "match _ {", "impl _ {", "struct _ {", "_ {"],
         Language::JavaScript => &["function _() {", "class _ {", "_ = {", "switch (_) {"],
         Language::TypeScript | Language::Tsx => {
@@ -90,34 +106,67 @@ fn openers(language: Language, closed: &[(usize, char)]) -> Vec<String> {
         Language::C => &["void _() {", "struct _ {", "int _[] = {", "switch (_) {", "enum _ {"],
         Language::Cpp => &["void _() {", "class _ {", "namespace _ {", "switch (_) {", "enum _ {"],
         Language::Python => &["{"],
-    };
-    let n_braces = closed.iter().filter(|(_, bracket)| *bracket == '}').count();
-    if closed.is_empty() {
-        return vec![String::new()];
     }
-    let head = |brace: &str| {
+}
+
+/// What opens the block that the whole of an indented fragment lies in.
+fn block_around(
+    language: Language,
+    code: &str,
+    scan: &Scan,
+    unread: &dyn Fn(&str) -> usize,
+) -> Option<&'static str> {
+    let mut lines = code.lines().filter(|line| !line.trim().is_empty());
+    let is_indented = lines.clone().next().is_some()
+        && lines.all(|line| line.starts_with([' ', '\t']) && !line.starts_with(" *"));
+    if !is_indented || !scan.closed.is_empty() || scan.begin > 0 {
+        return None;
+    }
+    // The beginning tells as much as the whole.
+    let beginning = code.lines().scan(0, |end, line| {
+        *end += line.len() + 1;
+        (*end <= MAX_LOOK).then_some(*end)
+    });
+    let beginning = &code[..beginning.last().unwrap_or(0).min(code.len())];
+    let ends: String = Scan::of(language, beginning, Start::Code).open.iter().rev().collect();
+    let cost = |opener: &&&str| unread(&format!("{opener} {beginning}{ends}}}"));
+    brace_openers(language).iter().min_by_key(cost).copied()
+}
+
+/// Openers for closing brackets that close nothing in the fragment, the outermost first. Of what
+/// is closed only the innermost brace shows its inside, so this tells what it was.
+fn openers(
+    language: Language,
+    code: &str,
+    closed: &[(usize, char)],
+    unread: &dyn Fn(&str) -> usize,
+) -> String {
+    let braces = brace_openers(language);
+    let with = |closed: &[(usize, char)], innermost: &str| {
+        let n_braces = closed.iter().filter(|(_, bracket)| *bracket == '}').count();
         let mut left = n_braces;
-        let mut head = String::new();
-        for (_, bracket) in closed.iter().rev() {
-            match bracket {
-                '}' => {
-                    left -= 1;
-                    head.push_str(if left == 0 { brace } else { braces[0] });
-                }
-                ']' => head.push('['),
-                _ => head.push_str("_("),
+        let openers = closed.iter().rev().map(|(_, bracket)| match bracket {
+            '}' => {
+                left -= 1;
+                if left == 0 { innermost } else { braces[0] }
             }
-            head.push(' ');
-        }
-        head
+            ']' => "[",
+            _ => "_(",
+        });
+        openers.flat_map(|opener| [opener, " "]).collect::<String>()
     };
-    let choices = if n_braces == 0 { &braces[..1] } else { braces };
-    choices.iter().map(|brace| head(brace)).collect()
+    let Some(brace) = closed.iter().position(|(_, bracket)| *bracket == '}') else {
+        return with(closed, braces[0]);
+    };
+    let (inside, closed_inside) = (&code[..=closed[brace].0], &closed[..=brace]);
+    let cost = |opener: &&&str| unread(&(with(closed_inside, opener) + inside));
+    let innermost = braces.iter().min_by_key(cost).unwrap_or(&braces[0]);
+    with(closed, innermost)
 }
 
 /// Blocks for the indentation that a fragment of Python begins with, and for every smaller one
 /// that it falls back to.
-fn python_head(code: &str, scan: &Scan) -> String {
+fn python_head(code: &str, scan: &Scan, in_docstring: bool) -> String {
     // A bracket that was opened before is closed in the last line of its statement.
     let begin = scan.closed.last().map_or(scan.begin, |(at, _)| *at);
     let begin = code[..begin].rfind('\n').map_or(0, |newline| newline + 1);
@@ -132,13 +181,19 @@ fn python_head(code: &str, scan: &Scan) -> String {
     }
     let Some(&(first, content)) = levels.first() else { return String::new() };
     let mut head = String::new();
+    let mut blocks: Vec<_> = levels[1..].iter().rev().copied().collect();
     if levels.last().is_some_and(|(least, _)| *least > 0) {
-        head.push_str("if 1:\n");
+        blocks.insert(0, (0, ""));
     }
-    for (indent, content) in levels[1..].iter().rev() {
+    for (index, (indent, content)) in blocks.iter().enumerate() {
+        let plain = if in_docstring && index + 1 == blocks.len() { "def _():" } else { "if 1:" };
         head.extend(std::iter::repeat_n(' ', *indent));
-        head.push_str(opener_of(content).unwrap_or("if 1:"));
+        head.push_str(opener_of(content).unwrap_or(plain));
         head.push('\n');
+    }
+    if in_docstring {
+        head.extend(std::iter::repeat_n(' ', first));
+        return head;
     }
     if let Some(opener) = opener_of(content) {
         let indent = " ".repeat(first);

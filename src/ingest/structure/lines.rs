@@ -9,9 +9,6 @@ use super::view::Piece;
 use super::{Capture, Line};
 use crate::ingest::prior::{Class, Reach};
 
-/// Nobody writes longer lines by hand, in bytes.
-const MAX_WRITTEN: usize = 1000;
-
 /// How far into a file its head can say that it is generated, in lines.
 const HEAD: usize = 10;
 
@@ -20,7 +17,7 @@ pub(super) fn classify(piece: &Piece, captures: &[Capture]) -> Vec<Line> {
     let mut classes = strongest(piece, captures);
     let comments = cover(piece, captures, &mut classes);
     for (index, class) in classes.iter_mut().enumerate() {
-        if code(piece, index).len() > MAX_WRITTEN {
+        if piece.lines[index].is_long {
             *class = Class::Generated;
         }
     }

@@ -2,10 +2,11 @@ use std::fmt::Write as _;
 use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{Extent, Given, Structure, read};
+use super::{Cache, Extent, Given, Structure, read};
 use crate::ingest::language::Language;
 use crate::ingest::prior::Class;
 use crate::ingest::span::Kind;
@@ -102,7 +103,7 @@ fn numbered(text: &str, first: usize, form: usize) -> String {
             1 => writeln!(out, "{n:>6}\t{line}"),
             2 => writeln!(out, "{n}:{line}\r"),
             3 => writeln!(out, "{n:>4} | {line}"),
-            _ => writeln!(out, "{n}{}{line}", if n % 5 == 0 { ':' } else { '-' }),
+            _ => writeln!(out, "{n}{}{line}", if n.is_multiple_of(5) { ':' } else { '-' }),
         }
         .unwrap();
         out
@@ -147,10 +148,6 @@ fn agreement(name: &str) -> f64 {
         for (line, as_whole) in part.lines.iter().zip(&whole.lines[first..]) {
             n_lines += 1;
             n_same += usize::from(line.class == as_whole.class);
-            if std::env::var_os("ATTAR_SHOW").is_some() && line.class != as_whole.class {
-                let code = shown[line.bytes.clone()].trim_end();
-                eprintln!("{name}:{} {:?} not {:?}: {code}", first + 1, line.class, as_whole.class);
-            }
         }
     }
     f64::from(n_same as u32) / f64::from(n_lines)
@@ -277,13 +274,41 @@ fn whatever_comes_is_read() {
     ];
     for name in FILES {
         for text in &texts {
-            let t0 = std::time::Instant::now();
             check(text, &view(name));
-            eprintln!(
-                "TIME {name} {:?} {:?}",
-                &text.chars().take(6).collect::<String>(),
-                t0.elapsed()
-            );
+        }
+    }
+}
+
+#[test]
+fn a_text_that_comes_again_is_not_read_again() {
+    let text = source("ledger.rs");
+    let mut cache = Cache::default();
+    let first = cache.read(&text, &view("ledger.rs"));
+    assert_eq!(first[..], read(&text, &view("ledger.rs")));
+    assert!(Arc::ptr_eq(&first, &cache.read(&text, &view("ledger.rs"))));
+    let elsewhere = cache.read(&text, &view("other.rs"));
+    assert_eq!(elsewhere[0].path.as_deref(), Some("other.rs"));
+}
+
+#[test]
+fn real_sessions_are_read() {
+    let Some(folder) = std::env::var_os("ATTAR_TRAJECTORIES") else {
+        println!("ATTAR_TRAJECTORIES is not set; nothing to read");
+        return;
+    };
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let session: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let messages = session["messages"].as_array().unwrap();
+        for content in messages.iter().filter_map(|message| message["content"].as_str()) {
+            for kind in [Kind::FileView, Kind::Diff, Kind::Answer] {
+                check(content, &Given { kind, ..view("a.py") });
+                check(content, &Given { kind, ..view("a.rs") });
+            }
         }
     }
 }

@@ -9,6 +9,9 @@ use super::Given;
 use crate::ingest::language::Language;
 use crate::ingest::span::Kind;
 
+/// Nobody writes longer lines by hand, in bytes.
+const MAX_WRITTEN: usize = 1000;
+
 /// Consecutive lines of one file's code.
 #[derive(Debug)]
 pub(super) struct Piece {
@@ -32,6 +35,8 @@ pub(super) struct CodeLine {
     pub whole: Range<usize>,
     /// Its number in the file.
     pub number: Option<u32>,
+    /// Whether it is too long to be written by hand; it is left out of the code.
+    pub is_long: bool,
     /// Whether it is this piece that speaks for the line.
     pub is_own: bool,
 }
@@ -43,9 +48,14 @@ impl Piece {
 
     fn push(&mut self, text: &str, whole: &Range<usize>, at: usize, number: Option<u32>) {
         let start = self.code.len();
-        self.code.push_str(text[at..whole.end].trim_end_matches(['\n', '\r']));
+        let line = text[at..whole.end].trim_end_matches(['\n', '\r']);
+        if line.len() <= MAX_WRITTEN {
+            self.code.push_str(line);
+        }
         self.code.push('\n');
-        self.lines.push(CodeLine { start, given: at, whole: whole.clone(), number, is_own: true });
+        let is_long = line.len() > MAX_WRITTEN;
+        let whole = whole.clone();
+        self.lines.push(CodeLine { start, given: at, whole, number, is_long, is_own: true });
     }
 
     /// The place in the given text of a range of the code. Where it ends with a line's newline it
